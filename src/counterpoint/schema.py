@@ -138,10 +138,16 @@ RESERVED: frozenset[str] = frozenset({"env", "human", "harness"})
 
 
 # ---------------------------------------------------------------------------------------------
-# Parts of events. Every struct repeats its options: msgspec does not inherit kw_only.
+# Parts of events
 
 
-class Cause(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class Part(
+    Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True
+):
+    """Options of every struct here; subclasses repeat `kw_only`, which msgspec does not inherit."""
+
+
+class Cause(Part, kw_only=True, frozen=True):
     """An edge of the graph, stored on the later event.
 
     `seq` is the earlier event; `kind` an edge kind; `basis` is `recorded`, or `inferred:RULE`
@@ -153,14 +159,14 @@ class Cause(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, for
     basis: str = "recorded"
 
 
-class Source(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class Source(Part, kw_only=True, frozen=True):
     """One content event that an observation shows; `tokens` is its span in the prompt, if known."""
 
     seq: int
     tokens: Span | None = None
 
 
-class Item(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class Item(Part, kw_only=True, frozen=True):
     """One thing that an act does or declines.
 
     `name` holds receivers, child role, tool, artefact or rule; `span` the characters of the act's
@@ -182,14 +188,14 @@ class Item(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forb
         return thaw(self.content_raw)
 
 
-class Read(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class Read(Part, kw_only=True, frozen=True):
     """An artefact version that a write was based on."""
 
     artefact: str
     version: int
 
 
-class Target(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class Target(Part, kw_only=True, frozen=True):
     """What a reward or a credit is about: an event, one item of it, an agent, or a role."""
 
     seq: int | None = None
@@ -198,8 +204,8 @@ class Target(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, fo
     role: str | None = None
 
 
-class Anneal(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """The weight that a shaped reward had when it was paid, and the training step it was paid at."""
+class Anneal(Part, kw_only=True, frozen=True):
+    """Weight of a shaped reward when it was paid, and the training step it was paid at."""
 
     weight: float
     step: int
@@ -209,15 +215,7 @@ class Anneal(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, fo
 # Events
 
 
-class Event(
-    Struct,
-    kw_only=True,
-    frozen=True,
-    omit_defaults=True,
-    gc=False,
-    tag_field="type",
-    forbid_unknown_fields=True,
-):
+class Event(Part, kw_only=True, frozen=True, tag_field="type"):
     """What every event has.
 
     `t_start`, `t_end` in seconds; `cost_usd` in US dollars; `source_id` the foreign id (an
@@ -245,9 +243,7 @@ class Event(
         return str(self.__struct_config__.tag)
 
 
-class Observe(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="observe"
-):
+class Observe(Event, kw_only=True, frozen=True, tag="observe"):
     """What an agent now sees: consumption, the one node of memory, communication and context.
 
     `sources` are the content events shown, in order; `content` what the environment said this
@@ -272,7 +268,7 @@ class Observe(
         return thaw(self.content_raw)
 
 
-class Act(Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="act"):
+class Act(Event, kw_only=True, frozen=True, tag="act"):
     """The policy's output: one turn of one agent.
 
     `items` is the parsed list in execution order; `token_ids`, `logprobs` and `mask` (true where
@@ -295,9 +291,7 @@ class Act(Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid
         return text
 
 
-class Effect(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="effect"
-):
+class Effect(Event, kw_only=True, frozen=True, tag="effect"):
     """What all effects of an act share: which `item` of the act it is, and its `span` of the text.
 
     An effect whose content is absent says what its span of the act's text says.
@@ -307,9 +301,7 @@ class Effect(
     span: Span | None = None
 
 
-class Spawn(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="spawn"
-):
+class Spawn(Effect, kw_only=True, frozen=True, tag="spawn"):
     """The agent set grows by `child`, whose role is `child_role`; `context` is what it is given."""
 
     child: str
@@ -323,19 +315,15 @@ class Spawn(
         return thaw(self.context_raw)
 
 
-class Despawn(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="despawn"
-):
+class Despawn(Effect, kw_only=True, frozen=True, tag="despawn"):
     """The agent set shrinks by `child`."""
 
     child: str
     status: Status = "completed"
 
 
-class Delegate(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="delegate"
-):
-    """Work is handed to the agents in `to`; `waits` if the sender goes on only after their return."""
+class Delegate(Effect, kw_only=True, frozen=True, tag="delegate"):
+    """Work is handed to the agents in `to`; `waits` if the sender needs their return to go on."""
 
     to: tuple[str, ...]
     content_raw: Payload = field(default=UNSET, name="content")
@@ -347,9 +335,7 @@ class Delegate(
         return thaw(self.content_raw)
 
 
-class Message(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="message"
-):
+class Message(Effect, kw_only=True, frozen=True, tag="message"):
     """A message is sent to the agents in `to`."""
 
     to: tuple[str, ...]
@@ -362,17 +348,13 @@ class Message(
         return thaw(self.content_raw)
 
 
-class Deliver(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="deliver"
-):
+class Deliver(Event, kw_only=True, frozen=True, tag="deliver"):
     """The event `message` (a message, delegation or return) reaches the mailbox of `agent`."""
 
     message: int
 
 
-class ToolCall(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="tool_call"
-):
+class ToolCall(Effect, kw_only=True, frozen=True, tag="tool_call"):
     """A call; `verdict` and `rule` are the permission that was decided before it ran."""
 
     tool: str
@@ -387,10 +369,8 @@ class ToolCall(
         return thaw(self.arguments_raw)
 
 
-class ToolResult(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="tool_result"
-):
-    """The answer to the tool_call at `call`; `error` if it failed; `bytes` the size before any cut."""
+class ToolResult(Event, kw_only=True, frozen=True, tag="tool_result"):
+    """The answer to the tool_call at `call`; `error` if it failed; `bytes` its size when whole."""
 
     call: int | None = None
     content_raw: Payload = field(default=UNSET, name="content")
@@ -403,9 +383,7 @@ class ToolResult(
         return thaw(self.content_raw)
 
 
-class Write(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="write"
-):
+class Write(Effect, kw_only=True, frozen=True, tag="write"):
     """A shared artefact changed from `base_version` to `version`, after `reads`."""
 
     artefact: str
@@ -421,9 +399,7 @@ class Write(
         return thaw(self.content_raw)
 
 
-class AgentReturn(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="agent_return"
-):
+class AgentReturn(Effect, kw_only=True, frozen=True, tag="agent_return"):
     """A sub-agent's result goes back to `to`."""
 
     to: tuple[str, ...]
@@ -436,9 +412,7 @@ class AgentReturn(
         return thaw(self.content_raw)
 
 
-class Aggregate(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="aggregate"
-):
+class Aggregate(Effect, kw_only=True, frozen=True, tag="aggregate"):
     """The events `inputs` become one, by `rule`."""
 
     inputs: tuple[int, ...] = ()
@@ -451,10 +425,8 @@ class Aggregate(
         return thaw(self.content_raw)
 
 
-class Stop(
-    Effect, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="stop"
-):
-    """The run ends for `reason`, with `answer`; `truncated` if a limit cut it, else it terminated."""
+class Stop(Effect, kw_only=True, frozen=True, tag="stop"):
+    """The run ends for `reason`, with `answer`; `truncated` if a limit cut it short."""
 
     reason: StopReason = "unknown"
     answer_raw: Payload = field(default=UNSET, name="answer")
@@ -466,9 +438,7 @@ class Stop(
         return thaw(self.answer_raw)
 
 
-class Reward(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="reward"
-):
+class Reward(Event, kw_only=True, frozen=True, tag="reward"):
     """One amount on one channel; `amount` absent means not scored, which is not zero.
 
     `family` R1–R8; `target` what it is about (absent: the team); `source` who scored; `verifiable`
@@ -486,10 +456,8 @@ class Reward(
     anneal: Anneal | None = None
 
 
-class Intervene(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="intervene"
-):
-    """Something was changed by hand: `target` here, or in a fork what it `replaces` in the parent."""
+class Intervene(Event, kw_only=True, frozen=True, tag="intervene"):
+    """Something was changed by hand: `target` here; in a fork, what it `replaces` in the parent."""
 
     do: str
     target: int | None = None
@@ -502,9 +470,7 @@ class Intervene(
         return thaw(self.content_raw)
 
 
-class Safety(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="safety"
-):
+class Safety(Event, kw_only=True, frozen=True, tag="safety"):
     """A check blocked, flagged or declassified the event `target`."""
 
     rule: str
@@ -512,9 +478,7 @@ class Safety(
     target: int | None = None
 
 
-class Custom(
-    Event, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True, tag="custom"
-):
+class Custom(Event, kw_only=True, frozen=True, tag="custom"):
     """Something outside the vocabulary, named `vendor.kind`: kept, passed on, ignored by credit."""
 
     name: str
@@ -546,7 +510,8 @@ AnyEvent: TypeAlias = (
     | Custom
 )
 KINDS: dict[str, type[Event]] = {
-    str(cls.__struct_config__.tag): cls for cls in AnyEvent.__args__  # type: ignore[attr-defined]
+    str(cls.__struct_config__.tag): cls
+    for cls in AnyEvent.__args__  # type: ignore[attr-defined]
 }
 """Event kind → struct, in the order of the format page."""
 
@@ -555,14 +520,14 @@ KINDS: dict[str, type[Event]] = {
 # Header, seal, side records
 
 
-class EnvRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class EnvRef(Part, kw_only=True, frozen=True):
     """The environment that was played: a versioned id, or `imported:FORMAT`."""
 
     id: str
     digest: str | None = None
 
 
-class PolicyRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class PolicyRef(Part, kw_only=True, frozen=True):
     """The policy of a role: where it loads from, which version, the digest of its parameters."""
 
     target: str | None = None
@@ -571,16 +536,19 @@ class PolicyRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False,
     deterministic: bool = False
 
 
-class AgentRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+class AgentRef(Part, kw_only=True, frozen=True):
     """An agent alive at the start."""
 
     id: str
     role: str
 
 
-class ForkRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """Where a fork leaves its parent: the parent's `seq` at which this trace's own events begin,
-    the parent's chained digest before it, what was done there, and the stream keys."""
+class ForkRef(Part, kw_only=True, frozen=True):
+    """Where a fork leaves its parent.
+
+    `seq` is where this trace's own events begin, `digest` the parent's chained digest before it,
+    `do` what was done there, `keys` the keys of the random streams.
+    """
 
     trace_id: str
     seq: int
@@ -592,16 +560,8 @@ class ForkRef(Struct, kw_only=True, frozen=True, omit_defaults=True, gc=False, f
     keys: tuple[tuple[int, str], ...] = ()
 
 
-class Header(
-    Struct,
-    kw_only=True,
-    frozen=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="header",
-    forbid_unknown_fields=True,
-):
-    """A trace's first line: who wrote it, which task, group and rollout it is, under which settings.
+class Header(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="header"):
+    """A trace's first line: who wrote it, which task, group and rollout it is, and the settings.
 
     `group_id` is what is normalised over (same task, policy version and fork arm); `rollout_id`
     names the rollout in its group. `task_seed` resets the environment, `seed` drives everything
@@ -639,15 +599,7 @@ class Header(
         return thaw(self.config_raw)
 
 
-class Seal(
-    Struct,
-    kw_only=True,
-    frozen=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="seal",
-    forbid_unknown_fields=True,
-):
+class Seal(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="seal"):
     """A trace's last line: what it should hold, and the chained digest of all of it."""
 
     trace_id: str
@@ -660,15 +612,7 @@ class Seal(
     digest: str
 
 
-class LateReward(
-    Struct,
-    kw_only=True,
-    frozen=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="late_reward",
-    forbid_unknown_fields=True,
-):
+class LateReward(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="late_reward"):
     """A reward that came after the seal, in a file beside the trace, which it names by digest."""
 
     trace_id: str
@@ -685,15 +629,7 @@ class LateReward(
     judge_version: str | None = None
 
 
-class CreditEntry(
-    Struct,
-    kw_only=True,
-    frozen=True,
-    omit_defaults=True,
-    tag_field="type",
-    tag="credit",
-    forbid_unknown_fields=True,
-):
+class CreditEntry(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="credit"):
     """One line of a credit file: which unit of which trace received which advantage, from what.
 
     `value` absent means never credited. `update` names the training update that used it.
@@ -729,7 +665,7 @@ LINES: dict[str, type[Struct]] = {
 """Every value that `type` may take, and its struct."""
 
 
-class Finding(Struct, kw_only=True, frozen=True, omit_defaults=False, gc=False):
+class Finding(Struct, kw_only=True, frozen=True, gc=False):
     """Something wrong or odd, and exactly where."""
 
     rule: str
@@ -850,12 +786,16 @@ class Trace:
 
     @cached_property
     def outcome(self) -> float | None:
-        """Undiscounted sum of the team's rewards and costs (channel `team`, or family R7) that
-        name no single agent; None where nothing was scored."""
+        """Undiscounted sum of the team's rewards and costs (channel `team`, or family R7).
+
+        Rewards that name a single agent are left out; None where nothing was scored.
+        """
         amounts = [
             event.amount
             for event in self.events
-            if isinstance(event, Reward) and counts_as_outcome(event) and event.amount is not None
+            if isinstance(event, Reward)
+            and counts_as_outcome(event)
+            and event.amount is not None
             and (event.target is None or event.target.agent is None)
         ]
         return math.fsum(amounts) if amounts else None

@@ -31,7 +31,7 @@ def digest_of(data: bytes) -> bytes:
 
 
 class Refused(ValueError):
-    """A question or an input that cannot be honoured; the message is a sentence with the way out."""
+    """A question or an input that cannot be honoured; the message says why and the way out."""
 
 
 def freeze(value: Any) -> Payload:
@@ -50,7 +50,8 @@ def freeze(value: Any) -> Payload:
     except UnicodeEncodeError:
         return freeze(escape_surrogates(value))
     except (TypeError, OverflowError, RecursionError, ValueError) as error:
-        raise Refused(f"a payload of type {type(value).__name__} has no JSON form: {error}") from None
+        kind = type(value).__name__
+        raise Refused(f"a payload of type {kind} has no JSON form: {error}") from None
     if b"null" in spelled and not _finite(value):
         raise Refused("a payload holds NaN or infinity, which JSON cannot spell")
     if spelled.count(b"[") + spelled.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
@@ -92,6 +93,7 @@ def _depth(value: Any) -> int:
 
 
 def escape_surrogates(value: Any) -> Any:
+    """Replace every text that holds a lone surrogate by its ``{"$wtf8": …}`` form."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -258,9 +258,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _finding(
-    fault: Fault, raw: bytes, file: str, number: int, offset: int, ended: bool
-) -> Finding:
+def _finding(fault: Fault, raw: bytes, file: str, number: int, offset: int, ended: bool) -> Finding:
     message = fault.message
     if fault.rule == "V01":
         message = f"{message} (line starts at byte {offset})"

@@ -1,0 +1,98 @@
+"""What comes back: the credit of every row, what it means, and the file that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from counterpoint.groups import Bools, Floats
+from counterpoint.spelling import Refused
+
+
+@dataclass(frozen=True, eq=False)
+class Credit:
+    """What each row earned, and what that number means.
+
+    Attributes:
+        values: (rows,) float64; NaN was never credited, which is not 0.
+        unit: what carries the credit (`schema.UNITS`).
+        estimand: the quantity that is estimated, by its name on the methods page.
+        identified: `randomised`, `overlap`, `assumption:NAME`, `heuristic` or `not`.
+        parts: every intermediate under its formula's name, each of shape (rows,).
+        diagnostics: sample sizes and counts; `effective_sample_size` is always among them.
+    """
+
+    values: Floats
+    unit: str = "turn"
+    estimand: str = "unstated"
+    identified: str = "heuristic"
+    parts: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values, dtype=np.float64)
+        object.__setattr__(self, "values", values)
+        if values.ndim != 1:
+            raise Refused(f"credit has {values.ndim} dimensions where one value per row is needed")
+        kinds = ("randomised", "overlap", "heuristic", "not")
+        if self.identified not in kinds and not self.identified.startswith("assumption:"):
+            raise Refused(f"identified is {self.identified!r}, not {kinds} or assumption:NAME")
+        for name, part in self.parts.items():
+            if len(part) != len(values):
+                raise Refused(f"part {name} has {len(part)} rows, the credit has {len(values)}")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __str__(self) -> str:
+        plural = {"agent": "agents", "team": "teams"}.get(self.unit, f"{self.unit}s")
+        head = f"{len(self)} {plural} · estimand {self.estimand} · {self.identified}"
+        shown = {
+            "effective sample" if k == "effective_sample_size" else k: v
+            for k, v in self.diagnostics.items()
+            if isinstance(v, int | float) and (v or k in _ALWAYS_SHOWN)
+        }
+        return " · ".join([head, *(f"{k} {v:.6g}" for k, v in shown.items())])
+
+    @property
+    def credited(self) -> Bools:
+        """(rows,) whether the row was credited at all."""
+        return ~np.isnan(self.values)
+
+    def tokens(self, mask: npt.ArrayLike) -> Floats:
+        """Spread each row's credit over its tokens.
+
+        Args:
+            mask: (rows, tokens), 1 where the token is trainable.
+
+        Returns:
+            (rows, tokens) float64: the row's credit where the mask is set, 0 elsewhere and on rows
+            that were never credited.
+
+        Raises:
+            Refused: the mask has another number of rows, or is not two-dimensional.
+        """
+        on = np.asarray(mask)
+        if on.ndim != 2 or len(on) != len(self):
+            raise Refused(f"the mask has shape {on.shape} where ({len(self)}, tokens) is needed")
+        return np.where(on.astype(bool), np.nan_to_num(self.values, nan=0.0)[:, None], 0.0)
+
+    def why(self, row: int | None = None) -> str:
+        """One line with every part of a row's number; by default of the largest credit."""
+        if row is None:
+            if not self.credited.any():
+                return "no row was credited"
+            row = int(np.nanargmax(np.abs(self.values)))
+        parts = ", ".join(f"{name} {_plain(part[row])}" for name, part in self.parts.items())
+        return f"row {row}: {_plain(self.values[row])} ({self.estimand}) from {parts or 'no parts'}"
+
+
+_ALWAYS_SHOWN = ("effective_sample_size", "groups", "groups_without_signal")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

@@ -1,0 +1,360 @@
+"""The table that every credit method reads: one row per act, as a struct of arrays.
+
+`Steps.from_traces` makes the rows from traces, `Steps.from_columns` from the arrays of any trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from counterpoint import groups
+from counterpoint.groups import Bools, Floats, Ints
+from counterpoint.schema import LateReward, Trace
+from counterpoint.spelling import Refused
+from counterpoint.turns import turns
+
+Weight = Literal["rollout", "step"]
+
+_NEEDS = {
+    "anchor": "give anchor= to from_columns, or record acts with anchor= (import: --anchor)",
+    "value": "give value= to from_columns, or record acts with value=, or let gae fit values='mc'",
+    "logprob": "give logprob= to from_columns, or record acts with logprobs=",
+    "logprob_new": "give logprob_new=, the log-probabilities under the policy being updated",
+    "step_return": "give step_return=, the already discounted return of each row",
+    "state_digest": "give state_digest= to from_columns, or record it on observe",
+}
+_FLOAT = ("value", "logprob", "logprob_new", "step_return", "time")
+_LABEL = ("group", "task", "agent", "role", "anchor", "state_digest")
+_PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step", "event")
+_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Turns of many rollouts as arrays of shape (rows,); one row is one act.
+
+    Labels (`group`, `task`, `rollout`, `agent`, `role`, `anchor`, `state_digest`) are integer
+    codes, their texts are in `names`. Columns that were not given are None; a missing float is NaN.
+
+    Attributes:
+        group: what is normalised over: same task, policy version and fork arm.
+        task: what is cross-fitted over; by default the group.
+        rollout: one code per rollout, over all groups.
+        step: position in the rollout; rows may stand in any order.
+        agent, role: who acted.
+        anchor: key of the state before the action, −1 where missing.
+        reward: reward received after the row and before the rollout's next row.
+        outcome: what a group compares: one value per rollout (or per agent of a rollout); NaN where
+            nothing was scored. By default the undiscounted sum of the rewards.
+        value: a critic's estimate of the return from the row.
+        logprob, logprob_new: log-probability of the whole turn when sampled, and now.
+        step_return: return from the row, already discounted, used as it stands.
+        mask: whether the row is trainable.
+        n_tokens: tokens of the turn. time: seconds.
+        valid: whether the turn could be parsed. env_step: the environment's own step count.
+        state_digest: code of the full state, to see which anchors alias; −1 where missing.
+        event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
+        counts: what was left out while the rows were made.
+    """
+
+    group: Ints
+    task: Ints
+    rollout: Ints
+    step: Ints
+    agent: Ints
+    role: Ints
+    reward: Floats
+    outcome: Floats
+    mask: Bools
+    n_tokens: Ints
+    valid: Bools
+    env_step: Ints
+    anchor: Ints | None = None
+    value: Floats | None = None
+    logprob: Floats | None = None
+    logprob_new: Floats | None = None
+    step_return: Floats | None = None
+    state_digest: Ints | None = None
+    time: Floats | None = None
+    event: Ints | None = None
+    names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @staticmethod
+    def from_columns(**columns: Any) -> Steps:
+        """Make steps from arrays of one length: `rollout` and `reward`, and whatever else is known.
+
+        Args:
+            **columns: any attribute of Steps by name. `rollout` (labels) is needed, and one of
+                `reward` and `outcome`. Labels may be strings or numbers, None where missing.
+                `group` defaults to one group, `agent` to one agent, `role` to the agent, `task` to
+                the group, `step` to the order of rows in the rollout, `outcome` to the sum of the
+                rollout's rewards, `mask` and `valid` to true. A NaN or None reward means that
+                nothing was scored there.
+
+        Raises:
+            Refused: a column of another length, an unknown name, a value that is not a number,
+                an infinite one, a step that repeats in its rollout, an outcome that varies within
+                one agent of a rollout. The sentence names column and row.
+        """
+        given = {name: value for name, value in columns.items() if value is not None}
+        for name in given:
+            if name not in _COLUMNS:
+                raise Refused(f"Steps have no column {name!r}; they have {', '.join(_COLUMNS)}")
+        if "rollout" not in given or not {"reward", "outcome"} & set(given):
+            raise Refused("Steps need the columns rollout and reward (or outcome)")
+        n = len(given["rollout"])
+        for name, value in given.items():
+            if np.ndim(value) == 0 or len(value) != n:
+                size = "a single value" if np.ndim(value) == 0 else f"{len(value)} rows"
+                raise Refused(f"column {name} has {size} where rollout has {n} rows")
+        return _assemble(given, n, {})
+
+    @staticmethod
+    def from_traces(
+        traces: Iterable[Trace],
+        late_rewards: Iterable[LateReward] | None = None,
+        channel: str = "team",
+        forks: bool = False,
+    ) -> Steps:
+        """Make steps from traces: one row per act, one rollout per trace.
+
+        Args:
+            traces: any iterable of traces.
+            late_rewards: rewards that came after the seal; each must name its trace's digest.
+            channel: the reward channel that is the outcome; costs (family R7) always count.
+            forks: whether forks take part; they belong to groups of their own.
+
+        A reward goes to the row it targets, else to the last act before it (of the targeted agent).
+        Rewards without an amount are not zero: a rollout without any scored amount has outcome NaN.
+        A trace without acts has no row and is counted in `counts["rollouts_without_steps"]`.
+
+        Raises:
+            Refused: a late reward for a trace that is absent or was changed since.
+        """
+        columns, counts = turns(traces, late_rewards, channel, forks)
+        return _assemble(columns, len(columns["rollout"]), counts)
+
+    # -- looking things up --------------------------------------------------------------------
+
+    def need(self, column: str) -> Any:
+        """Return an optional column, or raise Refused saying how to supply it."""
+        value = getattr(self, column)
+        if value is None:
+            raise Refused(f"this needs the column {column}, which is missing: {_NEEDS[column]}")
+        return value
+
+    def label(self, column: str, row: int) -> Any:
+        """The text behind a code, None where it is missing."""
+        code = int(getattr(self, column)[row])
+        return None if code < 0 else self.names[column][code]
+
+    @cached_property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        return len(self.names["group"])
+
+    @cached_property
+    def n_rollouts(self) -> int:
+        """Number of rollouts that have rows."""
+        return int(self.rollout.max(initial=-1)) + 1
+
+    @cached_property
+    def order(self) -> Ints:
+        """Rows sorted by rollout, then step."""
+        key = self.rollout * (int(self.step.max(initial=0)) + 1) + self.step
+        if np.all(key[1:] > key[:-1]):
+            return np.arange(len(self))
+        return np.argsort(key, kind="stable")
+
+    # -- statistics over the rollouts of a group -----------------------------------------------
+
+    @cached_property
+    def cell(self) -> Ints:
+        """What counts once in a group: the rollout, or the agent of a rollout where the agents of
+        one rollout have outcomes of their own.
+        """
+        first = np.zeros(self.n_rollouts)
+        first[self.rollout[::-1]] = self.outcome[::-1]
+        same = first[self.rollout] == self.outcome
+        if np.all(same | np.isnan(self.outcome)):
+            return self.rollout
+        return groups.pair(self.rollout, self.agent)
+
+    @cached_property
+    def head(self) -> Ints:
+        """First trainable row of every cell that has one."""
+        rows = np.flatnonzero(self.mask)
+        head = np.full(int(self.cell.max(initial=-1)) + 1, -1, dtype=np.int64)
+        head[self.cell[rows[::-1]]] = rows[::-1]
+        return head[head >= 0]
+
+    def picked(self, x: Floats, weight: Weight = "rollout") -> Ints:
+        """Rows that enter the statistics of `x`: trainable and not NaN, each cell once unless
+        `weight` is `step`.
+        """
+        rows = self.head if weight == "rollout" else np.flatnonzero(self.mask)
+        return rows[~np.isnan(x[rows])]
+
+    def mean(self, x: Floats, weight: Weight = "rollout") -> Floats:
+        """Mean of `x` over the scored, trainable rollouts of each row's group, shape (rows,)."""
+        rows = self.picked(x, weight)
+        return groups.mean(self.group[rows], x[rows], self.n_groups)[self.group]
+
+    def std(self, x: Floats, ddof: int = 1, weight: Weight = "rollout") -> Floats:
+        """Standard deviation over the same rollouts as `mean`, shape (rows,); 0 for one rollout."""
+        rows = self.picked(x, weight)
+        return groups.std(self.group[rows], x[rows], self.n_groups, ddof)[self.group]
+
+    def count(self, x: Floats, weight: Weight = "rollout") -> Floats:
+        """How many rollouts (or rows) `mean` is taken over, shape (rows,)."""
+        return groups.count(self.group[self.picked(x, weight)], self.n_groups)[self.group]
+
+    def first(self, x: Floats) -> Floats:
+        """Value of `x` at the first trainable row of each row's cell; NaN if it has none."""
+        held = np.full(int(self.cell.max(initial=-1)) + 1, np.nan)
+        held[self.cell[self.head]] = x[self.head]
+        return held[self.cell]
+
+
+# ---------------------------------------------------------------------------------------------
+# Making steps
+
+
+def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
+    names: dict[str, tuple[Any, ...]] = {}
+
+    def labels(name: str, default: Callable[[], Any]) -> Ints:
+        codes, names[name] = groups.encode_labels(given[name] if name in given else default())
+        return codes
+
+    def optional_labels(name: str) -> Ints | None:
+        if name not in given:
+            return None
+        codes, texts = groups.encode_labels(given[name])
+        if None in texts:
+            missing = texts.index(None)
+            codes = np.where(codes == missing, -1, codes - (codes > missing))
+            texts = texts[:missing] + texts[missing + 1 :]
+        names[name] = texts
+        return codes
+
+    group = labels("group", lambda: np.zeros(n, dtype=np.int64))
+    own, texts = groups.encode_labels(given["rollout"])
+    rollout = groups.pair(group, own)
+    first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
+    first[rollout[::-1]] = own[::-1]
+    names["rollout"] = tuple(texts[code] for code in first)
+    agent = labels("agent", lambda: np.zeros(n, dtype=np.int64))
+    step = _step(given, rollout, n)
+    scored = _floats("reward", given["reward"]) if "reward" in given else np.full(n, np.nan)
+    outcome = _outcome(given, scored, rollout, agent)
+    return Steps(
+        group=group,
+        task=labels("task", lambda: [names["group"][code] for code in group]),
+        rollout=rollout,
+        step=step,
+        agent=agent,
+        role=labels("role", lambda: [names["agent"][code] for code in agent]),
+        reward=np.nan_to_num(scored, nan=0.0),
+        outcome=outcome,
+        mask=_flags("mask", given, n),
+        n_tokens=_whole("n_tokens", given) if "n_tokens" in given else np.ones(n, dtype=np.int64),
+        valid=_flags("valid", given, n),
+        env_step=_whole("env_step", given) if "env_step" in given else step,
+        anchor=optional_labels("anchor"),
+        state_digest=optional_labels("state_digest"),
+        event=np.asarray(given["event"], dtype=np.int64).reshape(-1, 2)
+        if "event" in given
+        else None,
+        names=names,
+        counts=counts,
+        **{name: _floats(name, given[name]) for name in _FLOAT if name in given},
+    )
+
+
+def _floats(name: str, values: Any) -> Floats:
+    try:
+        out = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        row = next((i for i, v in enumerate(values) if not _is_number(v)), 0)
+        raise Refused(f"column {name}, row {row}: {values[row]!r} is not a number") from None
+    if out.ndim != 1:
+        raise Refused(f"column {name} has {out.ndim} dimensions where one is needed")
+    if np.isinf(out).any():
+        raise Refused(f"column {name}, row {int(np.argmax(np.isinf(out)))}: an infinite value")
+    if name.startswith("logprob") and (out > 0).any():
+        row = int(np.argmax(out > 0))
+        raise Refused(f"column {name}, row {row}: {out[row]:g} is above 0, so it is no logarithm")
+    return out
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float | np.number)
+
+
+def _whole(name: str, given: dict[str, Any]) -> Ints:
+    out = _floats(name, given[name])
+    wrong = np.isnan(out) | (out != np.floor(out)) | (out < 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise Refused(f"column {name}, row {row}: {out[row]:g} is no whole number from 0 up")
+    return out.astype(np.int64)
+
+
+def _flags(name: str, given: dict[str, Any], n: int) -> Bools:
+    if name not in given:
+        return np.ones(n, dtype=bool)
+    values = np.asarray(given[name])
+    wrong = ~np.isin(values, (0, 1))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise Refused(f"column {name}, row {row}: {given[name][row]!r} is neither true nor false")
+    return values.astype(bool)
+
+
+def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
+    if "step" not in given:
+        order = np.argsort(rollout, kind="stable")
+        size = np.bincount(rollout) if n else np.zeros(0, dtype=np.int64)
+        begin = np.concatenate([[0], np.cumsum(size)[:-1]]) if n else size
+        step = np.empty(n, dtype=np.int64)
+        step[order] = np.arange(n) - begin[rollout[order]]
+        return step
+    step = _whole("step", given)
+    key = rollout * (int(step.max(initial=0)) + 1) + step
+    ordered = np.sort(key)
+    again = ordered[1:] == ordered[:-1]
+    if again.any():
+        row = int(np.flatnonzero(key == ordered[1:][again][0])[1])
+        name = given["rollout"][row]
+        raise Refused(f"column step, row {row}: step {step[row]} of rollout {name!r} stands twice")
+    return step
+
+
+def _outcome(given: dict[str, Any], scored: Floats, rollout: Ints, agent: Ints) -> Floats:
+    n = int(rollout.max(initial=-1)) + 1
+    if "outcome" not in given:
+        has = ~np.isnan(scored)
+        summed = groups.total(rollout[has], scored[has], n)
+        return np.where(groups.count(rollout[has], n) > 0, summed, np.nan)[rollout]
+    outcome = _floats("outcome", given["outcome"])
+    cell = groups.pair(rollout, agent)
+    first = np.zeros(int(cell.max(initial=-1)) + 1)
+    first[cell[::-1]] = outcome[::-1]
+    wrong = ~((first[cell] == outcome) | (np.isnan(first[cell]) & np.isnan(outcome)))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise Refused(
+            f"column outcome, row {row}: {outcome[row]:g} differs from another row of the same "
+            f"agent and rollout; a reward per turn goes into the column reward"
+        )
+    return outcome

@@ -1,0 +1,153 @@
+"""Traces become turns: one entry per act, with the reward that followed it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
+from counterpoint.spelling import Refused
+
+
+class Turn(NamedTuple):
+    """One act on its way into the table."""
+
+    seq: int
+    agent: str
+    role: str
+    anchor: str | None
+    state_digest: str | None
+    value: float | None
+    logprob: float | None
+    mask: bool
+    n_tokens: int
+    time: float | None
+    valid: bool
+
+
+def turns(
+    traces: Iterable[Trace],
+    late_rewards: Iterable[LateReward] | None = None,
+    channel: str = "team",
+    forks: bool = False,
+) -> tuple[dict[str, list[Any]], dict[str, int]]:
+    """Columns of `Steps`, one entry per act, and counts of what was left out.
+
+    Arguments and errors as in `Steps.from_traces`.
+    """
+    later = _by_trace(late_rewards)
+    columns: dict[str, list[Any]] = {name: [] for name in Turn._fields}
+    for name in ("group", "task", "rollout", "step", "reward", "outcome", "trace"):
+        columns[name] = []
+    counts = {"rollouts_without_steps": 0, "forks_left_out": 0}
+    for number, trace in enumerate(traces):
+        if trace.header.fork is not None and not forks:
+            counts["forks_left_out"] += 1
+            continue
+        rows = _rows(trace)
+        extra = _late_of(trace, later)
+        if not rows:
+            counts["rollouts_without_steps"] += 1
+            continue
+        reward, outcome = _rewards(trace, rows, extra, channel)
+        header = trace.header
+        group = header.group_id or header.task_id or trace.trace_id
+        columns["group"] += [group] * len(rows)
+        columns["task"] += [header.task_id or group] * len(rows)
+        columns["rollout"] += [trace.trace_id] * len(rows)
+        columns["trace"] += [number] * len(rows)
+        columns["step"] += range(len(rows))
+        columns["reward"] += reward
+        columns["outcome"] += outcome
+        for name, values in zip(Turn._fields, zip(*rows, strict=True), strict=True):
+            columns[name] += values
+    if later:
+        raise Refused(f"a late reward names trace {next(iter(later))}, which is not among these")
+    given = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
+    for name in ("anchor", "state_digest", "value", "logprob", "time"):
+        if all(v is None for v in given[name]):
+            del given[name]
+    given["event"] = list(zip(columns["trace"], columns["seq"], strict=True))
+    return given, counts
+
+
+def _rows(trace: Trace) -> list[Turn]:
+    roles = {agent.id: agent.role for agent in trace.header.agents}
+    seen: dict[str, Observe] = {}
+    rows = []
+    parsed = any(isinstance(event, Act) and event.items for event in trace.events)
+    for event in trace.events:
+        if isinstance(event, Observe):
+            seen[event.agent] = event
+        elif isinstance(event, Spawn):
+            roles[event.child] = event.child_role or event.child
+        elif isinstance(event, Act):
+            shown = seen.pop(event.agent, None)
+            anchor, state = (shown.anchor, shown.state_digest) if shown else (None, None)
+            tokens = event.token_ids or event.logprobs
+            rows.append(
+                Turn(
+                    seq=event.seq,
+                    agent=event.agent,
+                    role=roles.get(event.agent, event.agent),
+                    anchor=anchor,
+                    state_digest=state,
+                    value=event.value,
+                    logprob=math.fsum(event.logprobs) if event.logprobs else None,
+                    mask=event.trainable,
+                    n_tokens=len(tokens) if tokens else event.tokens_out or 0,
+                    time=event.t_start,
+                    valid=bool(event.items) or not parsed,
+                )
+            )
+    return rows
+
+
+def _rewards(
+    trace: Trace, rows: list[Turn], late: list[LateReward], channel: str
+) -> tuple[list[float], list[float]]:
+    """Reward and outcome of each row."""
+    reward = [0.0] * len(rows)
+    shared: list[float] = []
+    own: dict[str, list[float]] = {}
+    at_seq = {row.seq: i for i, row in enumerate(rows)}
+    timed: list[tuple[float, Reward | LateReward]] = []
+    timed += [(event.seq, event) for event in trace.events if isinstance(event, Reward)]
+    timed += [(math.inf, event) for event in late]
+    for seq, event in timed:
+        if event.amount is None or not counts_as_outcome(event, channel):
+            continue
+        target = event.target
+        agent = target.agent if target else None
+        held = own.setdefault(agent, []) if agent else shared
+        held.append(event.amount)
+        place = at_seq.get(target.seq) if target and target.seq is not None else None
+        if place is None:
+            before = [i for i, r in enumerate(rows) if r.seq < seq and agent in (None, r.agent)]
+            place = before[-1] if before else 0
+        reward[place] += event.amount
+    base = math.fsum(shared) if shared else math.nan
+    if not own:
+        return reward, [base] * len(rows)
+    return reward, [
+        math.fsum([*shared, *own[row.agent]]) if row.agent in own else base for row in rows
+    ]
+
+
+def _by_trace(late: Iterable[LateReward] | None) -> dict[str, list[LateReward]]:
+    out: dict[str, list[LateReward]] = {}
+    for reward in late or ():
+        out.setdefault(reward.trace_id, []).append(reward)
+    return out
+
+
+def _late_of(trace: Trace, later: dict[str, list[LateReward]]) -> list[LateReward]:
+    found = later.pop(trace.trace_id, [])
+    for reward in found:
+        if reward.digest != trace.digest:
+            raise Refused(
+                f"a late reward names trace {trace.trace_id} with digest {reward.digest}, "
+                f"but the trace has {trace.digest}: it was changed since it was judged"
+            )
+    return found
