@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, overload
+from typing import Annotated, Any, Literal, TypeAlias, get_args, overload
 
 import msgspec
 from msgspec import UNSET, Struct, field
@@ -132,7 +132,9 @@ Topology: TypeAlias = Literal[
     "mixed",
     "unknown",
 ]
-Span: TypeAlias = tuple[int, int]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An integer that a column of 64-bit integers can hold."""
+Span: TypeAlias = tuple[Int64, Int64]
 RESERVED: frozenset[str] = frozenset({"env", "human", "harness"})
 """Ids that name no agent."""
 
@@ -154,7 +156,7 @@ class Cause(Part, kw_only=True, frozen=True):
     naming the rule that supplied the edge.
     """
 
-    seq: int
+    seq: Int64
     kind: EdgeKind
     basis: str = "recorded"
 
@@ -162,7 +164,7 @@ class Cause(Part, kw_only=True, frozen=True):
 class Source(Part, kw_only=True, frozen=True):
     """One content event that an observation shows; `tokens` is its span in the prompt, if known."""
 
-    seq: int
+    seq: Int64
     tokens: Span | None = None
 
 
@@ -192,14 +194,14 @@ class Read(Part, kw_only=True, frozen=True):
     """An artefact version that a write was based on."""
 
     artefact: str
-    version: int
+    version: Int64
 
 
 class Target(Part, kw_only=True, frozen=True):
     """What a reward or a credit is about: an event, one item of it, an agent, or a role."""
 
-    seq: int | None = None
-    item: int | None = None
+    seq: Int64 | None = None
+    item: Int64 | None = None
     agent: str | None = None
     role: str | None = None
 
@@ -208,7 +210,7 @@ class Anneal(Part, kw_only=True, frozen=True):
     """Weight of a shaped reward when it was paid, and the training step it was paid at."""
 
     weight: float
-    step: int
+    step: Int64
 
 
 # ---------------------------------------------------------------------------------------------
@@ -229,12 +231,12 @@ class Event(Part, kw_only=True, frozen=True, tag_field="type"):
     t_end: float | None = None
     cost_usd: float | None = None
     source_id: str | None = None
-    seq: int
+    seq: Int64
     agent: str
     causes: tuple[Cause, ...] = ()
     trust: Trust = "unknown"
-    tokens_in: int | None = None
-    tokens_out: int | None = None
+    tokens_in: Int64 | None = None
+    tokens_out: Int64 | None = None
     trainable: bool = False
 
     @property
@@ -256,7 +258,7 @@ class Observe(Event, kw_only=True, frozen=True, tag="observe"):
     content_raw: Payload = field(default=UNSET, name="content")
     template: str | None = None
     context: Literal["append", "reset", "fold"] = "append"
-    kept: tuple[int, ...] = ()
+    kept: tuple[Int64, ...] = ()
     prompt_digest: str | None = None
     anchor: str | None = None
     state_digest: str | None = None
@@ -278,7 +280,7 @@ class Act(Event, kw_only=True, frozen=True, tag="act"):
 
     text_raw: Payload = field(default=UNSET, name="text")
     items: tuple[Item, ...] = ()
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Int64, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     mask: tuple[bool, ...] | None = None
     policy_version: str | None = None
@@ -297,7 +299,7 @@ class Effect(Event, kw_only=True, frozen=True, tag="effect"):
     An effect whose content is absent says what its span of the act's text says.
     """
 
-    item: int | None = None
+    item: Int64 | None = None
     span: Span | None = None
 
 
@@ -351,7 +353,7 @@ class Message(Effect, kw_only=True, frozen=True, tag="message"):
 class Deliver(Event, kw_only=True, frozen=True, tag="deliver"):
     """The event `message` (a message, delegation or return) reaches the mailbox of `agent`."""
 
-    message: int
+    message: Int64
 
 
 class ToolCall(Effect, kw_only=True, frozen=True, tag="tool_call"):
@@ -359,7 +361,7 @@ class ToolCall(Effect, kw_only=True, frozen=True, tag="tool_call"):
 
     tool: str
     arguments_raw: Payload = field(default=UNSET, name="arguments")
-    call_index: int = 0
+    call_index: Int64 = 0
     verdict: Literal["allow", "ask", "deny"] | None = None
     rule: str | None = None
 
@@ -372,10 +374,10 @@ class ToolCall(Effect, kw_only=True, frozen=True, tag="tool_call"):
 class ToolResult(Event, kw_only=True, frozen=True, tag="tool_result"):
     """The answer to the tool_call at `call`; `error` if it failed; `bytes` its size when whole."""
 
-    call: int | None = None
+    call: Int64 | None = None
     content_raw: Payload = field(default=UNSET, name="content")
     error: str | None = None
-    bytes: int | None = None
+    bytes: Int64 | None = None
 
     @property
     def content(self) -> Any:
@@ -387,8 +389,8 @@ class Write(Effect, kw_only=True, frozen=True, tag="write"):
     """A shared artefact changed from `base_version` to `version`, after `reads`."""
 
     artefact: str
-    version: int
-    base_version: int | None = None
+    version: Int64
+    base_version: Int64 | None = None
     reads: tuple[Read, ...] = ()
     content_raw: Payload = field(default=UNSET, name="content")
     conflict: bool = False
@@ -415,7 +417,7 @@ class AgentReturn(Effect, kw_only=True, frozen=True, tag="agent_return"):
 class Aggregate(Effect, kw_only=True, frozen=True, tag="aggregate"):
     """The events `inputs` become one, by `rule`."""
 
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[Int64, ...] = ()
     content_raw: Payload = field(default=UNSET, name="content")
     rule: str | None = None
 
@@ -460,8 +462,8 @@ class Intervene(Event, kw_only=True, frozen=True, tag="intervene"):
     """Something was changed by hand: `target` here; in a fork, what it `replaces` in the parent."""
 
     do: str
-    target: int | None = None
-    replaces: int | None = None
+    target: Int64 | None = None
+    replaces: Int64 | None = None
     content_raw: Payload = field(default=UNSET, name="content")
 
     @property
@@ -475,7 +477,7 @@ class Safety(Event, kw_only=True, frozen=True, tag="safety"):
 
     rule: str
     effect: Literal["blocked", "flagged", "declassified"]
-    target: int | None = None
+    target: Int64 | None = None
 
 
 class Custom(Event, kw_only=True, frozen=True, tag="custom"):
@@ -509,10 +511,7 @@ AnyEvent: TypeAlias = (
     | Safety
     | Custom
 )
-KINDS: dict[str, type[Event]] = {
-    str(cls.__struct_config__.tag): cls
-    for cls in AnyEvent.__args__  # type: ignore[attr-defined]
-}
+KINDS: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in get_args(AnyEvent)}
 """Event kind → struct, in the order of the format page."""
 
 
@@ -551,11 +550,11 @@ class ForkRef(Part, kw_only=True, frozen=True):
     """
 
     trace_id: str
-    seq: int
+    seq: Int64
     digest: str
     do: str
     level: Literal["channel", "decision"] | None = None
-    branch: int = 0
+    branch: Int64 = 0
     streams: Literal["branch", "parent"] = "branch"
     keys: tuple[tuple[int, str], ...] = ()
 
@@ -603,12 +602,12 @@ class Seal(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="seal
     """A trace's last line: what it should hold, and the chained digest of all of it."""
 
     trace_id: str
-    events: int
+    events: Int64
     kinds: dict[str, int] = {}
-    tokens_in: int | None = None
-    tokens_out: int | None = None
+    tokens_in: Int64 | None = None
+    tokens_out: Int64 | None = None
     cost_usd: float | None = None
-    dropped: int = 0
+    dropped: Int64 = 0
     digest: str
 
 
