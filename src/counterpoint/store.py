@@ -43,9 +43,10 @@ MAX_LINE = 64 << 20
 
 _CHUNK = 1 << 20
 _SIDE = b'{"$file":'
+_WITH_PAYLOAD: list[type[Struct]] = [*KINDS.values(), CreditEntry]
 _PAYLOADS: dict[type[Struct], str | None] = {
     cls: next((f for f in cls.__struct_fields__ if f.endswith("_raw")), None)
-    for cls in (*KINDS.values(), CreditEntry)
+    for cls in _WITH_PAYLOAD
 }
 
 
@@ -155,8 +156,14 @@ def _sound(record: Line) -> bool:
     return True
 
 
+_LONG_INTEGER = re.compile(rb"\d{19}")
+"""Where an integer of over 64 bits may stand, which the fast decoder lets through."""
+
+
 def _sound_payload(raw: Raw) -> bool:
     text = bytes(raw)
+    if text[:1] != b'"' and _LONG_INTEGER.search(text):
+        return False
     return CANONICAL.encode(PLAIN.decode(text)) == text and (
         text.count(b"[") + text.count(b"{") <= MAX_DEPTH
     )
@@ -323,7 +330,7 @@ def read_file(path: str | Path, findings: list[Finding] | None = None) -> Iterat
         if isinstance(value, Event):
             held = open_traces.get(value.trace_id)
             if held is not None:
-                held.events.append(cast(AnyEvent, value))
+                held.events.append(value)
                 held.lines.append(number)
                 name = _PAYLOADS[type(value)]
                 if name is not None:
