@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias, get_args, overload
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, overload
 
 import msgspec
 from msgspec import UNSET, Struct, field
@@ -226,6 +226,9 @@ class Event(Part, kw_only=True, frozen=True, tag_field="type"):
     whether a learning agent of this run wrote its text.
     """
 
+    kind: ClassVar[str]
+    """The event's kind, as written in `type`."""
+
     trace_id: str
     t_start: float | None = None
     t_end: float | None = None
@@ -238,11 +241,6 @@ class Event(Part, kw_only=True, frozen=True, tag_field="type"):
     tokens_in: Int64 | None = None
     tokens_out: Int64 | None = None
     trainable: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The event's kind, as written in `type`."""
-        return str(self.__struct_config__.tag)
 
 
 class Observe(Event, kw_only=True, frozen=True, tag="observe"):
@@ -513,6 +511,9 @@ AnyEvent: TypeAlias = (
 )
 KINDS: dict[str, type[Event]] = {str(cls.__struct_config__.tag): cls for cls in get_args(AnyEvent)}
 """Event kind → struct, in the order of the format page."""
+
+for _kind, _struct in KINDS.items():
+    _struct.kind = _kind
 
 
 # ---------------------------------------------------------------------------------------------

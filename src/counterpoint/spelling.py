@@ -52,6 +52,8 @@ def freeze(value: Any) -> Payload:
     except (TypeError, OverflowError, RecursionError, ValueError) as error:
         kind = type(value).__name__
         raise Refused(f"a payload of type {kind} has no JSON form: {error}") from None
+    if type(value) is str:
+        return Raw(spelled)
     if b"null" in spelled and not _finite(value):
         raise Refused("a payload holds NaN or infinity, which JSON cannot spell")
     if spelled.count(b"[") + spelled.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
