@@ -7,13 +7,15 @@ slice, and whatever flows along edges (descent, taint, the critical path) is one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.schema import EDGES, KINDS, TRUST, Trace
+from counterpoint.schema import EDGES, KINDS, TRUST, Act, AnyEvent, Delegate, Message, Trace
+from counterpoint.spelling import Refused
 
 KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
 EDGE_CODE: dict[str, int] = {kind: code for code, kind in enumerate(EDGES)}
@@ -98,9 +100,7 @@ def columns(traces: Sequence[Trace]) -> Columns:
     )
 
 
-def _row_of(
-    seq: Ints, trace: Ints, start: Ints, of: Ints, wanted: npt.NDArray[np.int64]
-) -> Ints:
+def _row_of(seq: Ints, trace: Ints, start: Ints, of: Ints, wanted: npt.NDArray[np.int64]) -> Ints:
     """Row that holds `wanted` seq in trace `of`, or −1; the first of duplicates."""
     if not len(seq) or not len(wanted):
         return np.full(len(wanted), -1, dtype=np.int64)
@@ -110,7 +110,257 @@ def _row_of(
     guess = np.where(inside, guess, 0)
     hit = inside & (seq[guess] == wanted)
     dense = seq - first[trace] == np.arange(len(seq)) - start[trace]
-    if hit.all() or dense.all():
+    if dense.all():
         return np.where(hit, guess, -1)
     place = {key: row for row, key in reversed(list(enumerate(zip(trace, seq, strict=True))))}
     return np.array([place.get(key, -1) for key in zip(of, wanted, strict=True)], dtype=np.int64)
+
+
+# ---------------------------------------------------------------------------------------------
+# One trace as a graph
+
+OPENS = ("spawn", "delegate", "message", "tool_call")
+"""Kinds of effect that start a line of work."""
+
+_ROWS = ("trace", "seq", "kind", "agent", "trust", "t_start", "t_end")
+_EDGES = ("effect", "cause", "cause_seq", "edge", "order")
+
+CARRIES = ("consumes", "aggregates", "derives")
+"""Kinds of edge along which content comes in."""
+
+
+class Edge(NamedTuple):
+    """One edge, by seq."""
+
+    cause: int
+    effect: int
+    kind: str
+
+
+class Path(NamedTuple):
+    """A path through a trace: its events in order, its length, and what the length counts."""
+
+    seqs: Ints
+    length: float
+    unit: Literal["seconds", "events"]
+
+
+class TraceGraph:
+    """The events of one trace and the edges between them.
+
+    The graph is acyclic by construction: an edge whose cause is missing, or does not stand earlier
+    in the file, is left out and counted in `dangling`. In a fork, causes below `header.fork.seq`
+    are events of the parent; they are left out too and counted in `outside`. Where a `seq` stands
+    twice, it means the first event that bears it. Every question takes finite time on any input.
+
+    Sets of events are returned as ascending arrays of distinct seqs. A question about a seq that
+    the trace does not hold is Refused.
+    """
+
+    def __init__(self, trace: Trace, table: Columns | None = None) -> None:
+        """`table` is `columns([trace])`, for callers that have it."""
+        self.trace = trace
+        self.table = columns([trace]) if table is None else table
+
+    def __len__(self) -> int:
+        return len(self.table.seq)
+
+    @cached_property
+    def kept(self) -> Bools:
+        """(edges,) whether an edge of the table is one of the graph: its cause is here, earlier."""
+        return (self.table.cause >= 0) & (self.table.cause < self.table.effect)
+
+    @cached_property
+    def outside(self) -> int:
+        """Edges that point into the parent of a fork."""
+        if self.trace.header.fork is None:
+            return 0
+        return int((~self.kept & (self.table.cause_seq < self.trace.first)).sum())
+
+    @property
+    def dangling(self) -> int:
+        """Edges left out because their cause is missing or not earlier."""
+        return int((~self.kept).sum()) - self.outside
+
+    def edges(self) -> list[Edge]:
+        """All edges of the graph, in the order of the file."""
+        table, kept, names = self.table, self.kept, tuple(EDGE_CODE)
+        cause = table.seq[table.cause[kept]].tolist()
+        effect = table.seq[table.effect[kept]].tolist()
+        kinds = [names[code] for code in table.edge[kept].tolist()]
+        return list(map(Edge, cause, effect, kinds))
+
+    def prefix(self, t: int) -> TraceGraph:
+        """The graph of `trace[:t]`. A slice: nothing is computed anew."""
+        trace = self.trace[:t]
+        return TraceGraph(trace, _cut(self.table, trace))
+
+    def topological_order(self) -> Ints:
+        """Seqs of all events, each after all its causes: the order of the file, since edges that
+        would contradict it are not part of the graph.
+        """
+        return self.table.seq
+
+    def ancestors(self, seq: int, *, descent: bool = False) -> Ints:
+        """Seqs of the events that lead to `seq`, itself left out.
+
+        With `descent` (what a return may be credited to): edges inferred from order alone do not
+        count, and every earlier act that holds a `no_stop` item does, since the run would have
+        ended there.
+        """
+        row = self._row(seq)
+        marks = [False] * len(self)
+        for root in (row, *(self._declined_stops if descent else ())):
+            marks[root] = root <= row
+        effect, cause = self._links(descent, upto=row)
+        for e, c in zip(reversed(effect), reversed(cause), strict=True):
+            if marks[e]:
+                marks[c] = True
+        marks[row] = False
+        return self._seqs(marks)
+
+    def descendants(self, seq: int, *, descent: bool = False) -> Ints:
+        """Seqs of the events that `seq` leads to, itself left out; `descent` as in `ancestors`."""
+        row = self._row(seq)
+        marks = [False] * len(self)
+        marks[row] = True
+        effect, cause = self._links(descent, after=row)
+        for e, c in zip(effect, cause, strict=True):
+            if marks[c]:
+                marks[e] = True
+        if descent:
+            first = next((r for r in self._declined_stops if marks[r]), len(self))
+            marks[first + 1 :] = [True] * len(marks[first + 1 :])
+        marks[row] = False
+        return self._seqs(marks)
+
+    def critical_path(self) -> Path:
+        """The longest path: by Σ (t_end − t_start) over its events, or by their number.
+
+        Seconds are used if any event took time; an event without both clocks, or with an end before
+        its start, then counts 0. Otherwise every event counts 1. Among paths of equal length the
+        later causes win. A trace without events gives an empty path of length 0.
+        """
+        if not len(self):
+            return Path(np.empty(0, dtype=np.int64), 0.0, "events")
+        took = np.maximum(np.nan_to_num(self.table.t_end - self.table.t_start, posinf=0.0), 0.0)
+        timed = bool(took.any())
+        took_each: list[float] = (took if timed else np.ones(len(self))).tolist()
+        length = took_each.copy()
+        before = [-1] * len(self)
+        for e, c in zip(*self._links(), strict=True):
+            through = length[c] + took_each[e]
+            if through >= length[e]:
+                length[e] = through
+                before[e] = c
+        last = max(range(len(self)), key=length.__getitem__)
+        rows, row = [], last
+        while row >= 0:
+            rows.append(row)
+            row = before[row]
+        seqs = self.table.seq[rows[::-1]]
+        return Path(seqs, length[last], "seconds" if timed else "events")
+
+    def fan_outs(self) -> Ints:
+        """Seqs of branch points: events from which two or more lines of work start directly.
+
+        A spawn and a tool call start one line each, a message or a delegation one per receiver;
+        `precedes` edges start nothing.
+        """
+        table, kept = self.table, self.kept & (self.table.edge != EDGE_CODE["precedes"])
+        width = np.isin(table.kind, [KIND_CODE[kind] for kind in OPENS]).astype(np.int64)
+        for row in np.flatnonzero(width).tolist():
+            event = self.trace.events[row]
+            if isinstance(event, Message | Delegate):
+                width[row] = len(event.to)
+        cause, effect = _distinct(table.cause[kept], table.effect[kept], len(self))
+        started = np.bincount(cause, weights=width[effect], minlength=len(self))
+        return np.unique(table.seq[started >= 2])
+
+    def joins(self) -> Ints:
+        """Seqs of events where the work of several agents comes together: their causes along
+        `consumes`, `aggregates` and `derives` edges were made by two or more agents.
+
+        A delivery counts as made by the sender. Reading one message is a hand-over, not a join.
+        """
+        table = self.table
+        author = table.agent.copy()
+        sent = self.kept & (table.edge == EDGE_CODE["delivers"])
+        author[table.effect[sent]] = table.agent[table.cause[sent]]
+        inflow = self.kept & np.isin(table.edge, [EDGE_CODE[kind] for kind in CARRIES])
+        effect, _ = _distinct(table.effect[inflow], author[table.cause[inflow]], len(table.agents))
+        return np.unique(table.seq[np.bincount(effect, minlength=len(self)) >= 2])
+
+    def is_linear(self) -> bool:
+        """Whether the trace is an old-style trajectory (s₀, a₀, s₁, …): rewards aside, each event
+        follows directly on the one before it, so that no two could have happened side by side.
+
+        Edges inferred from order count: a log that says no more than an order is linear.
+        """
+        steps = self.table.kind != KIND_CODE["reward"]
+        place = np.cumsum(steps) - 1
+        cause, effect = self.table.cause[self.kept], self.table.effect[self.kept]
+        next_to = steps[cause] & steps[effect] & (place[effect] - place[cause] == 1)
+        return len(np.unique(effect[next_to])) == max(int(steps.sum()) - 1, 0)
+
+    def _row(self, seq: int) -> int:
+        rows = np.flatnonzero(self.table.seq == seq)
+        if not len(rows):
+            raise Refused(f"trace {self.trace.trace_id} has no event {seq}")
+        return int(rows[0])
+
+    def _seqs(self, marks: list[bool]) -> Ints:
+        return np.unique(self.table.seq[np.array(marks, dtype=np.bool_)])
+
+    def _links(
+        self, descent: bool = False, *, after: int = -1, upto: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """(effect row, cause row) of the graph's edges in the order of the file, as lists, cut to
+        effects in (after, upto]. Lists, because a sweep over them is several times faster.
+        """
+        rows, effect, cause = self._descent_edges if descent else self._all_edges
+        begin = int(np.searchsorted(rows, after, side="right"))
+        end = len(rows) if upto is None else int(np.searchsorted(rows, upto, side="right"))
+        return effect[begin:end], cause[begin:end]
+
+    @cached_property
+    def _all_edges(self) -> tuple[Ints, list[int], list[int]]:
+        return _swept(self.table, self.kept)
+
+    @cached_property
+    def _descent_edges(self) -> tuple[Ints, list[int], list[int]]:
+        return _swept(self.table, self.kept & ~self.table.order)
+
+    @cached_property
+    def _declined_stops(self) -> tuple[int, ...]:
+        """Rows of the acts that could have ended the run and did not."""
+        events = self.trace.events
+        acts = np.flatnonzero(self.table.kind == KIND_CODE["act"]).tolist()
+        return tuple(row for row in acts if _declines_stop(events[row]))
+
+
+def _declines_stop(event: AnyEvent) -> bool:
+    return isinstance(event, Act) and any(item.verb == "no_stop" for item in event.items)
+
+
+def _swept(table: Columns, kept: Bools) -> tuple[Ints, list[int], list[int]]:
+    rows = table.effect[kept]
+    return rows, rows.tolist(), table.cause[kept].tolist()
+
+
+def _cut(table: Columns, trace: Trace) -> Columns:
+    """The columns of a prefix of the one trace in `table`, as views."""
+    rows = len(trace)
+    edges = int(np.searchsorted(table.effect, rows))
+    return table._replace(
+        traces=(trace,),
+        start=np.array([0, rows]),
+        **{name: getattr(table, name)[:rows] for name in _ROWS},
+        **{name: getattr(table, name)[:edges] for name in _EDGES},
+    )
+
+
+def _distinct(first: Ints, second: Ints, n: int) -> tuple[Ints, Ints]:
+    """The distinct pairs of `first` and `second`, where `second` < n."""
+    key = np.unique(first * max(n, 1) + second)
+    return key // max(n, 1), key % max(n, 1)
