@@ -1,0 +1,110 @@
+"""The credit file: which unit of which trace received which advantage, from which method.
+
+One line per unit, in a file beside the traces, which it names by digest; so that an update can be
+recomputed from the two files alone, and two methods compared line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from counterpoint.groups import Ints
+from counterpoint.ledger import Credit
+from counterpoint.schema import Act, CreditEntry, Finding, Target, Trace
+from counterpoint.spelling import Refused, freeze
+from counterpoint.store import records
+
+
+def entries(
+    credit: Credit,
+    event: Ints,
+    traces: Sequence[Trace],
+    *,
+    method: str,
+    params: Mapping[str, Any],
+    update: str | None = None,
+) -> Iterator[CreditEntry]:
+    """Spell a credit per turn as lines of a credit file.
+
+    Args:
+        credit: one value per row.
+        event: (rows, 2) index into `traces` and `seq` of the act, as in `Steps.event`.
+        traces: the traces that the rows came from.
+        method: its name, or file.py:function.
+        params: the options it ran with.
+        update: the training update that used it.
+    """
+    params_raw = freeze(dict(params) or None)
+    for value, (number, seq) in zip(credit.values.tolist(), event.tolist(), strict=True):
+        trace = traces[number]
+        act = trace[seq]
+        yield CreditEntry(
+            trace_id=trace.trace_id,
+            digest=trace.digest,
+            method=method,
+            params_raw=params_raw,
+            estimand=credit.estimand,
+            identified=credit.identified,
+            unit=credit.unit,
+            target=Target(seq=seq),
+            value=None if np.isnan(value) else value,
+            policy_version=act.policy_version if isinstance(act, Act) else None,
+            update=update,
+        )
+
+
+def read_entries(path: str | Path, findings: list[Finding] | None = None) -> list[CreditEntry]:
+    """The credit lines of a file. Raises Refused if it holds none."""
+    found = [value for _, value in records(path, findings) if isinstance(value, CreditEntry)]
+    if not found:
+        raise Refused(f"{path} holds no line of credit; `counterpoint credit … -o` writes them")
+    return found
+
+
+def matched(
+    one: Iterable[CreditEntry], other: Iterable[CreditEntry]
+) -> tuple[Credit, Credit, dict[str, int]]:
+    """Two credit files as two Credits over the units that both hold, and how many only one holds.
+
+    Raises:
+        Refused: a file holds several methods or one unit twice, or they have no unit in common.
+    """
+    first, second = _by_unit(one), _by_unit(other)
+    common = [key for key in first if key in second]
+    if not common:
+        raise Refused("the two credit files have no unit of one trace (same digest) in common")
+    unmatched = {
+        "only_in_first": len(first) - len(common),
+        "only_in_second": len(second) - len(common),
+    }
+    return _credit([first[k] for k in common]), _credit([second[k] for k in common]), unmatched
+
+
+def _by_unit(lines: Iterable[CreditEntry]) -> dict[tuple[str, Target, str], CreditEntry]:
+    found: dict[tuple[str, Target, str], CreditEntry] = {}
+    methods = set()
+    for entry in lines:
+        methods.add(entry.method)
+        key = (entry.digest, entry.target, entry.unit)
+        if key in found or len(methods) > 1:
+            raise Refused(
+                f"a credit file to be scored holds one value per unit, but event "
+                f"{entry.target.seq} of trace {entry.trace_id} stands there twice"
+                if key in found
+                else f"a credit file to be scored holds one method, not {sorted(methods)}"
+            )
+        found[key] = entry
+    return found
+
+
+def _credit(lines: Sequence[CreditEntry]) -> Credit:
+    return Credit(
+        np.array([np.nan if entry.value is None else entry.value for entry in lines]),
+        unit=lines[0].unit,
+        estimand=lines[0].estimand,
+        identified=lines[0].identified,
+    )
