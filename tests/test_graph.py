@@ -90,6 +90,15 @@ def test_a_join_puts_the_work_of_two_agents_together():
     that bears the receiver's name; the lead's own past does not make one.
     """
     assert TraceGraph(TEAM).joins().tolist() == [11]
+    delivered = trace_of(
+        make("message", 0, "x", to=("a",)),
+        make("message", 1, "y", to=("a",)),
+        make("deliver", 2, "a", (0, "delivers"), message=0),
+        make("deliver", 3, "a", (1, "delivers"), message=1),
+        make("observe", 4, "a", (2, "consumes"), (3, "consumes")),
+        make("observe", 5, "a", (2, "consumes"), (4, "precedes")),
+    )
+    assert TraceGraph(delivered).joins().tolist() == [4]
     one = trace_of(
         make("act", 0, "b"),
         make("act", 1, "a"),
@@ -370,6 +379,14 @@ def test_a_prefix_is_the_graph_of_the_prefix(trace, t):
     assert sliced.critical_path().seqs.tolist() == anew.critical_path().seqs.tolist()
     for name in Columns._fields[1:5]:
         np.testing.assert_array_equal(getattr(sliced.table, name), getattr(anew.table, name))
+
+
+def test_a_seq_that_stands_twice_means_its_first_event():
+    """Also where a gap before it shifts the second one to the place that the number suggests."""
+    trace = trace_of(
+        make("act", 0, "a"), make("act", 2, "a"), make("act", 2, "a"), make("act", 3, "a", 2)
+    )
+    assert columns([trace]).cause.tolist() == [1]
 
 
 @given(st.lists(traces(), max_size=4))

@@ -230,7 +230,7 @@ class TraceGraph:
                 marks[e] = True
         if descent:
             first = next((r for r in self._declined_stops if marks[r]), len(self))
-            marks[first + 1 :] = [True] * len(marks[first + 1 :])
+            marks[first:] = [True] * (len(self) - first)
         marks[row] = False
         return self._seqs(marks)
 

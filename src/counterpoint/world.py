@@ -114,9 +114,9 @@ class World:
                 for name, a in self.agents.items()
             },
             "artefacts": self.artefacts,
-            "in_flight": {seq: sorted(ids) for seq, ids in self.in_flight.items()},
-            "open_calls": self.open_calls,
-            "open_delegations": {s: sorted(ids) for s, ids in self.open_delegations.items()},
+            "in_flight": _by_seq(self.in_flight),
+            "open_calls": list(self.open_calls.items()),
+            "open_delegations": _by_seq(self.open_delegations),
             "blocked": sorted(self.blocked),
             "stopped": self.stopped,
             "rewards": {channel: amount.hex() for channel, amount in self.rewards.items()},
@@ -144,6 +144,10 @@ class World:
             "open_calls": list(self.open_calls),
             "digest": self.digest(),
         }
+
+
+def _by_seq(open_for: dict[int, Ids]) -> list[tuple[int, list[str]]]:
+    return [(seq, sorted(ids)) for seq, ids in open_for.items()]
 
 
 def fold(trace: Trace) -> World:
