@@ -1,0 +1,247 @@
+"""One page about a set of runs: tables and figures as self-contained HTML, without a network.
+
+Every text that came out of a trace is escaped; the page holds no script.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from counterpoint.credit import estimate
+from counterpoint.groups import Floats
+from counterpoint.lanes import summary
+from counterpoint.ledger import Credit
+from counterpoint.schema import Finding, Trace
+from counterpoint.spelling import Refused
+from counterpoint.steps import Steps
+from counterpoint.validate import validate
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1b1f24; background: #fff; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #d8dee4; text-align: left; }
+th { border-bottom: 2px solid #8c959f; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+figcaption { font-size: .85rem; color: #57606a; }
+"""
+
+
+RUNS_LISTED = 40
+"""Runs that the page lists one by one."""
+
+
+class Section(NamedTuple):
+    """A part of the page: a heading, sentences, a table and a figure (an SVG), each optional."""
+
+    heading: str
+    text: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+    svg: str = ""
+    caption: str = ""
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Lay sections out as one HTML document."""
+    body = "\n".join(_section(section) for section in sections)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{html.escape(title)}</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    parts = [f"<h2>{html.escape(section.heading)}</h2>"]
+    if section.text:
+        parts.append(f"<p>{html.escape(section.text)}</p>")
+    if section.rows:
+        parts.append(_table(section.rows))
+    if section.svg:
+        caption = html.escape(section.caption)
+        parts.append(f"<figure>{section.svg}<figcaption>{caption}</figcaption></figure>")
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in rows[0])
+    lines = ["".join(_cell(value) for value in row.values()) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return '<td class="n">–</td>'
+    if isinstance(value, float):
+        return f'<td class="n">{value:.4g}</td>'
+    if isinstance(value, int):
+        return f'<td class="n">{value}</td>'
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"<td>{html.escape(text)}</td>"
+
+
+# ---------------------------------------------------------------------------------------------
+# What there is to say
+
+
+class Page(NamedTuple):
+    """A finished page, and the rows of its table of methods."""
+
+    html: str
+    rows: list[dict[str, Any]]
+
+
+def about_runs(
+    traces: Sequence[Trace], methods: Sequence[str], findings: Sequence[Finding] = ()
+) -> Page:
+    """The page of `counterpoint report`: facts, findings, credit by several methods, a figure.
+
+    A method that refuses these runs is listed with its reason. Raises Refused if no run has a turn.
+    """
+    steps = Steps.from_traces(traces)
+    if not len(steps):
+        raise Refused("none of these runs has a turn, so there is nothing to credit")
+    results, refused = try_all(steps, methods)
+    checked = validate(traces, findings)
+    rows = method_rows(results)
+    counted = {"runs": checked.traces, "events": checked.events, **checked.counts}
+    totals = Counter(finding.rule for finding in checked.findings)
+    sections = [
+        Section("Runs", rows=[summary(trace) for trace in traces[:RUNS_LISTED]]),
+        Section("Counted", rows=[{"what": k, "number": n} for k, n in counted.items() if n]),
+        Section("Findings by rule", rows=[{"rule": r, "findings": n} for r, n in totals.items()]),
+        Section("Credit", " ".join(refused), rows),
+    ]
+    if results:
+        rollout = busiest(steps, results)
+        name = steps.names["rollout"][rollout]
+        sections.append(
+            Section(
+                "The run in which turns differ most",
+                svg=turns_figure(steps, results, rollout),
+                caption=f"Credit of every turn of trace {name}; colours are agents.",
+            )
+        )
+    return Page(page("Who earned the reward", sections), rows)
+
+
+def try_all(steps: Steps, methods: Sequence[str]) -> tuple[dict[str, Credit], list[str]]:
+    """Run several methods on the same steps: the credits, and a sentence for each refusal."""
+    results, refused = {}, []
+    for name in methods:
+        try:
+            results[name] = estimate(name, steps)
+        except Refused as refusal:
+            refused.append(f"{name}: {refusal}.")
+    return results, refused
+
+
+def method_rows(results: Mapping[str, Credit]) -> list[dict[str, Any]]:
+    """One row per method: what its number means, and on how much it rests."""
+    return [
+        {
+            "method": name,
+            "estimand": credit.estimand,
+            "identified": credit.identified,
+            "turns": len(credit),
+            "credited": int(credit.credited.sum()),
+            "nonzero": int((np.nan_to_num(credit.values) != 0).sum()),
+            "effective_sample_size": credit.diagnostics.get("effective_sample_size"),
+            "groups_without_signal": credit.diagnostics.get("groups_without_signal"),
+            "mean": _mean(credit.values),
+        }
+        for name, credit in results.items()
+    ]
+
+
+def _mean(values: Floats) -> float:
+    return float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
+
+
+def busiest(steps: Steps, results: Mapping[str, Credit]) -> int:
+    """Code of the rollout in which the methods differ most from turn to turn, for a picture."""
+    spread = np.zeros(steps.n_rollouts)
+    for credit in results.values():
+        known = credit.credited
+        values, of = credit.values[known], steps.rollout[known]
+        if not len(values):
+            continue
+        scale = float(np.abs(values).max()) or 1.0
+        high = np.full(steps.n_rollouts, -np.inf)
+        low = np.full(steps.n_rollouts, np.inf)
+        np.maximum.at(high, of, values / scale)
+        np.minimum.at(low, of, values / scale)
+        spread += np.where(np.isfinite(high), high - low, 0.0)
+    return int(spread.argmax())
+
+
+def turns_figure(steps: Steps, results: Mapping[str, Credit], rollout: int) -> str:
+    """Credit of every turn of one rollout, one row of bars per method."""
+    rows = np.flatnonzero(steps.rollout == rollout)
+    rows = rows[np.argsort(steps.step[rows])]
+    agents = [str(steps.label("agent", int(row))) for row in rows]
+    colour = {agent: f"C{n}" for n, agent in enumerate(dict.fromkeys(agents))}
+
+    def draw(axes: Any) -> None:
+        for ax, (name, credit) in zip(axes[:, 0], results.items(), strict=True):
+            values = np.nan_to_num(credit.values[rows])
+            ax.bar(range(len(rows)), values, color=[colour[agent] for agent in agents])
+            ax.axhline(0, color="#57606a", linewidth=0.6)
+            ax.set_ylabel(name)
+        axes[-1, 0].set_xlabel("turn")
+        for agent, tint in list(colour.items())[:8]:
+            axes[0, 0].bar(0, 0, color=tint, label=agent)
+        axes[0, 0].legend(loc="upper left", ncols=4, fontsize=8, frameon=False)
+
+    return figure(len(results), 1, draw, height=1.1)
+
+
+def scatter_figure(panels: Sequence[Sequence[tuple[str, Floats, Floats]]]) -> str:
+    """A grid of scatter plots: (title, truth, estimate) per panel."""
+
+    def draw(axes: Any) -> None:
+        for line, row in zip(axes, panels, strict=True):
+            for ax, (title, exact, estimated) in zip(line, row, strict=True):
+                ax.plot(exact, estimated, ".", markersize=2, alpha=0.4)
+                ax.axhline(0, color="#8c959f", linewidth=0.5)
+                ax.axvline(0, color="#8c959f", linewidth=0.5)
+                ax.set_title(title, fontsize=8)
+        for ax in axes[-1]:
+            ax.set_xlabel("exact", fontsize=8)
+        for line in axes:
+            line[0].set_ylabel("estimate", fontsize=8)
+
+    return figure(len(panels), len(panels[0]), draw, height=2.0)
+
+
+def figure(rows: int, columns: int, draw: Callable[[Any], None], height: float) -> str:
+    """Draw on a grid of axes with Matplotlib and return the SVG; the same input, the same bytes.
+
+    Raises:
+        Refused: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Refused("figures need Matplotlib: pip install 'counterpoint[plot]'") from None
+    # names come from traces: without this a `$` in one would be read as a formula
+    plain = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "counterpoint"}
+    with mpl.rc_context({**plain, "axes.spines.top": False, "axes.spines.right": False}):
+        drawn = Figure(figsize=(9, height * rows + 0.6), layout="constrained")
+        draw(drawn.subplots(rows, columns, squeeze=False))
+        out = io.StringIO()
+        drawn.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
