@@ -1,0 +1,40 @@
+"""Games whose credit is known exactly: a few arrays each, for testing what an estimator claims.
+
+`deal` builds a game of the table, `play` samples it into `Steps`, `truth` says what every act was
+worth, and `expected_gradient` what a method's estimate is on average, without sampling.
+"""
+
+from counterpoint.games.game import (
+    Game,
+    action_values,
+    optimal_value,
+    policy_gradient,
+    values,
+)
+from counterpoint.games.plays import (
+    Plays,
+    every,
+    expected_gradient,
+    gradient,
+    play,
+    truth,
+)
+from counterpoint.games.table import GAMES, Row, chain, deal
+
+__all__ = [
+    "GAMES",
+    "Game",
+    "Plays",
+    "Row",
+    "action_values",
+    "chain",
+    "deal",
+    "every",
+    "expected_gradient",
+    "gradient",
+    "optimal_value",
+    "play",
+    "policy_gradient",
+    "truth",
+    "values",
+]
