@@ -21,6 +21,9 @@ Payload: TypeAlias = Raw | UnsetType
 MAX_DEPTH = 64
 """Deepest nesting of arrays and objects that a line may have."""
 
+_PAYLOAD_DEPTH = MAX_DEPTH - 3
+"""Deepest nesting of a payload: the content of an act's item lies three levels inside its line."""
+
 CANONICAL = msgspec.json.Encoder(order="deterministic")
 PLAIN = msgspec.json.Decoder()
 
@@ -39,7 +42,7 @@ def freeze(value: Any) -> Payload:
 
     A string with lone surrogates, which UTF-8 cannot spell, is stored as ``{"$wtf8": base64}``.
     Raises Refused for a value that JSON cannot spell (NaN, infinity, an integer over 64 bits,
-    nesting deeper than 64, a foreign type).
+    nesting deeper than 61, so that the line stays within 64; a foreign type).
     """
     if value is None or value is UNSET:
         return UNSET
@@ -56,8 +59,9 @@ def freeze(value: Any) -> Payload:
         return Raw(spelled)
     if b"null" in spelled and not _finite(value):
         raise Refused("a payload holds NaN or infinity, which JSON cannot spell")
-    if spelled.count(b"[") + spelled.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise Refused(f"a payload is nested deeper than {MAX_DEPTH} levels")
+    nested = spelled.count(b"[") + spelled.count(b"{")
+    if nested > _PAYLOAD_DEPTH and _depth(value) > _PAYLOAD_DEPTH:
+        raise Refused(f"a payload is nested deeper than {_PAYLOAD_DEPTH} levels")
     return Raw(spelled)
 
 
