@@ -103,14 +103,14 @@ def validate(traces: Iterable[Trace], findings: Iterable[Finding] = ()) -> Repor
     return Report(traces=n_traces, events=n_events, findings=found, counts=dict(counts))
 
 
-def chunks(traces: Iterable[Trace], size: int = CHUNK) -> Iterator[Chunk]:
-    """Gather whole traces until they hold `size` events together; a header weighs as one."""
+def chunks(traces: Iterable[Trace]) -> Iterator[Chunk]:
+    """Gather whole traces until they hold `CHUNK` events together; a header weighs as one."""
     batch: list[Trace] = []
     weight = 0
     for trace in traces:
         batch.append(trace)
         weight += 1 + len(trace.events)
-        if weight >= size:
+        if weight >= CHUNK:
             yield Chunk.of_traces(batch)
             batch, weight = [], 0
     if batch:

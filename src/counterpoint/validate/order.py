@@ -152,7 +152,8 @@ def clocks(chunk: Chunk) -> Iterator[Finding]:
     ancient = wall & (table.t_start < YEAR_1990)
     yield from _clock(chunk, ancient, "starts before 1990 by a wall clock")
     timed = np.flatnonzero(wall & ~np.isnan(table.t_start))
-    pause = np.diff(table.t_start[timed]) > DAY
+    with np.errstate(invalid="ignore"):  # two infinite times have no distance
+        pause = np.diff(table.t_start[timed]) > DAY
     same = np.diff(table.trace[timed]) == 0
     yield from _clock(chunk, timed[1:][pause & same], "starts over a day after the event before it")
 

@@ -67,7 +67,7 @@ def _totals(trace: Trace) -> Iterator[Finding]:
         said = getattr(seal, field)
         if said is not None:
             held = [v for e in trace.events if (v := getattr(e, field)) is not None]
-            total = math.fsum(held)
+            total = sum(held)
             if held and not math.isclose(total, said, rel_tol=1e-9, abs_tol=1e-12):
                 message = f"{field} is {said} in the seal and {total:.12g} in the events"
                 yield about("V11", trace, message, field)
