@@ -205,6 +205,7 @@ def test_an_additive_team_that_nobody_watches_pays_each_its_own_part():
     outcome = plays.steps.outcome[plays.steps.step == 0]
     acts = plays.action.reshape(-1, 3)
     paid = {tuple(a): r for a, r in zip(acts.tolist(), outcome, strict=True)}
+    assert paid[0, 0, 0] == 0  # three null acts
     credit = truth(plays).values.reshape(-1, 3)
     for i in range(3):
         part = [paid[tuple(a if j == i else 0 for j in range(3))] for a in range(3)]
@@ -235,6 +236,17 @@ def test_what_an_agent_cannot_see_is_not_in_its_anchor_credit():
     assert len(set(plays.steps.state_digest.tolist())) == 3
 
 
+def test_states_that_look_alike_count_as_often_as_they_are_visited():
+    """The first coin falls on 0 three times in four, so the second earns ¾ − ½ by playing 0."""
+    game = chain(np.eye(2), np.log([[0.75, 0.25], [0.5, 0.5]]))
+    plays, _ = every(game, 1)
+    credit = dict(
+        zip(zip(plays.state, plays.action, strict=True), truth(plays, "anchor").values, strict=True)
+    )
+    assert credit[1, 0] == credit[2, 0] == pytest.approx(0.25)
+    assert credit[1, 1] == credit[2, 1] == pytest.approx(-0.25)
+
+
 @pytest.mark.parametrize("name", ["T0", "T2", "T16", "T11"])
 def test_anchor_credit_is_seqau_where_the_state_is_seen(name):
     """No two states look alike, so Q(o, a) − V(o) = Q(h, a) − V(h)."""
@@ -260,6 +272,34 @@ def test_outcome_credit_counts_what_was_paid_before():
         both.values, truth(plays, "outcome").values + truth(plays, "anchor").values
     )
     assert both.estimand == "outcome+anchor"
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_last_act_settles_the_outcome(name):
+    """On the last row of a play the exact outcome credit is R − V(h₀), both undiscounted."""
+    game = deal(name, contexts=3)
+    plays = play(game, groups=6, rollouts=5)
+    steps = plays.steps
+    last = np.append(steps.rollout[1:] != steps.rollout[:-1], True)
+    begin = values(replace(game, gamma=1.0))[game.start][steps.task]
+    np.testing.assert_allclose(
+        truth(plays, "outcome").values[last], (steps.outcome - begin)[last], atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_noise_sits_on_the_last_reward(name):
+    """The same seed with and without noise gives the same acts; only last rewards differ."""
+    quiet, loud = (play(deal(name, noise=x), groups=6, rollouts=5).steps for x in (0.0, 1.0))
+    last = np.append(quiet.rollout[1:] != quiet.rollout[:-1], True)
+    np.testing.assert_array_equal(quiet.anchor, loud.anchor)
+    np.testing.assert_array_equal(quiet.reward != loud.reward, last)
+
+
+def test_a_fair_walk_over_three_nodes_takes_twelve_moves():
+    """On T11 the walk reflects at node 0: E₀ = N(N + 1) = 12 moves at .05 for a prize of 1."""
+    game = replace(deal("T11", nodes=3, gamma=1.0), policy=np.full((3, 2), 0.5))
+    assert values(game)[0] == pytest.approx(1 - 12 * 0.05, abs=1e-12)
 
 
 def test_optimal_stopping_is_the_best_of_all_stopping_rules():

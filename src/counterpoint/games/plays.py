@@ -135,7 +135,7 @@ def _plays(
     reward = game.reward[state, action]
     reward[end - 1] += error
     # Contexts lie one after the other, so the first state of a play tells which one it is in.
-    task = np.searchsorted(game.start, state[end - length], side="right") - 1
+    task = np.searchsorted(game.start, state[end - length])
     yes, one = np.ones(len(state), dtype=bool), np.ones(len(state), dtype=np.int64)
     steps = Steps(
         group=group[rollout],
