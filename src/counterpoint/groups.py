@@ -16,19 +16,29 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
+_TABLE = 4
+"""Integers are numbered by a table instead of a sort where they span up to this many × rows."""
+
 
 def encode_labels(labels: Sequence[Any] | npt.NDArray[Any]) -> tuple[Ints, tuple[Any, ...]]:
     """Number labels in order of first appearance: (codes of shape (rows,), the distinct labels).
 
     An integer array is coded without going through Python; any other labels cost one dictionary
     look-up each. None is a label like any other.
+
+    Raises:
+        TypeError: a label cannot be hashed.
     """
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
-        distinct, first, codes = np.unique(labels, return_index=True, return_inverse=True)
+        distinct, codes = _ascending(labels)
+        first = np.empty(len(distinct), dtype=np.int64)
+        first[codes[::-1]] = np.arange(len(codes))[::-1]
+        if np.all(first[1:] > first[:-1]):
+            return codes, tuple(distinct.tolist())
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        return rank[codes].astype(np.int64), tuple(distinct[order].tolist())
+        return rank[codes], tuple(distinct[order].tolist())
     seen: dict[Any, int] = {}
     number = seen.setdefault
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
@@ -38,15 +48,29 @@ def encode_labels(labels: Sequence[Any] | npt.NDArray[Any]) -> tuple[Ints, tuple
 
 def pair(first: Ints, second: Ints) -> Ints:
     """Number the distinct pairs (first, second), in ascending order of the pair."""
-    if not len(first):
-        return first.astype(np.int64)
-    key = first * (int(second.max(initial=-1)) + 1) + second
-    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return _ascending(first * (int(second.max(initial=-1)) + 1) + second)[1]
+
+
+def _ascending(keys: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Ints]:
+    """The distinct integers in ascending order, and the place of each key among them."""
+    low, high = (int(keys.min()), int(keys.max())) if len(keys) else (0, -1)
+    span = high - low + 1
+    if keys.dtype.kind in "ub" or span > _TABLE * len(keys) + 16:
+        distinct, codes = np.unique(keys, return_inverse=True)
+        return distinct, codes.astype(np.int64)
+    place = keys.astype(np.int64, copy=False) - low
+    held = np.zeros(span, dtype=bool)
+    held[place] = True
+    distinct = np.flatnonzero(held)
+    if len(distinct) == span:
+        return distinct + low, place
+    rank = np.cumsum(held) - 1
+    return distinct + low, rank[place]
 
 
 def total(codes: Ints, values: Floats, n: int) -> Floats:
     """Sum of `values` in each of `n` groups; an empty group gives 0."""
-    return np.bincount(codes, weights=values, minlength=n)
+    return np.bincount(codes, weights=values, minlength=n).astype(np.float64, copy=False)
 
 
 def count(codes: Ints, n: int) -> Floats:
@@ -57,17 +81,31 @@ def count(codes: Ints, n: int) -> Floats:
 def mean(codes: Ints, values: Floats, n: int) -> Floats:
     """Mean of each group; an empty group gives NaN."""
     size = count(codes, n)
-    return np.divide(total(codes, values, n), size, out=np.full(n, np.nan), where=size > 0)
+    out = np.full(n, np.nan)
+    np.divide(total(codes, values, n), size, out=out, where=size > 0)
+    return out
 
 
-def std(codes: Ints, values: Floats, n: int, ddof: int = 1) -> Floats:
-    """Standard deviation of each group around its own mean, with `size − ddof` in the denominator.
+def moments(codes: Ints, values: Floats, n: int, ddof: int = 1) -> tuple[Floats, Floats, Floats]:
+    """Mean, standard deviation and size of each group, each of shape (n,).
 
-    Groups of `ddof` rows or fewer give 0. Two passes: the deviations are taken before squaring, so
-    rewards that differ in the seventh digit keep their spread.
+    The deviation has `size − ddof` in the denominator; groups of `ddof` rows or fewer give 0, an
+    empty group has mean NaN. Two passes: the deviations are taken before squaring, so rewards that
+    differ in the seventh digit keep their spread.
     """
     size = count(codes, n)
-    centred = values - mean(codes, values, n)[codes]
-    square = total(codes, centred * centred, n)
+    centre = np.divide(total(codes, values, n), size, out=np.full(n, np.nan), where=size > 0)
+    off = values - centre.take(codes)
+    off *= off
     degrees = size - ddof
-    return np.sqrt(np.divide(square, degrees, out=np.zeros(n), where=degrees > 0))
+    variance = np.divide(total(codes, off, n), degrees, out=np.zeros(n), where=degrees > 0)
+    return centre, np.sqrt(variance), size
+
+
+def shared(codes: Ints, members: Ints, n: int) -> Bools:
+    """Whether each group holds at least two different `members`, an integer array like `codes`."""
+    some = np.zeros(n, dtype=np.int64)
+    some[codes] = members
+    out = np.zeros(n, dtype=bool)
+    out[codes[some.take(codes) != members]] = True
+    return out

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -28,6 +28,7 @@ _NEEDS = {
     "step_return": "give step_return=, the already discounted return of each row",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
 }
+_LARGEST = 1e150
 _FLOAT = ("value", "logprob", "logprob_new", "step_return", "time")
 _LABEL = ("group", "task", "agent", "role", "anchor", "state_digest")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step", "event")
@@ -111,11 +112,15 @@ class Steps:
                 raise Refused(f"Steps have no column {name!r}; they have {', '.join(_COLUMNS)}")
         if "rollout" not in given or not {"reward", "outcome"} & set(given):
             raise Refused("Steps need the columns rollout and reward (or outcome)")
+        for name, value in given.items():
+            if isinstance(value, str | bytes) or not np.iterable(value):
+                raise Refused(f"column {name} is a single value where one per row is needed")
+            if not hasattr(value, "__len__"):
+                given[name] = list(value)
         n = len(given["rollout"])
         for name, value in given.items():
-            if np.ndim(value) == 0 or len(value) != n:
-                size = "a single value" if np.ndim(value) == 0 else f"{len(value)} rows"
-                raise Refused(f"column {name} has {size} where rollout has {n} rows")
+            if len(value) != n:
+                raise Refused(f"column {name} has {len(value)} rows where rollout has {n} rows")
         return _assemble(given, n, {})
 
     @staticmethod
@@ -170,10 +175,7 @@ class Steps:
     @cached_property
     def order(self) -> Ints:
         """Rows sorted by rollout, then step."""
-        key = self.rollout * (int(self.step.max(initial=0)) + 1) + self.step
-        if np.all(key[1:] > key[:-1]):
-            return np.arange(len(self))
-        return np.argsort(key, kind="stable")
+        return _by_rollout(self.rollout, self.step)
 
     # -- statistics over the rollouts of a group -----------------------------------------------
 
@@ -182,9 +184,11 @@ class Steps:
         """What counts once in a group: the rollout, or the agent of a rollout where the agents of
         one rollout have outcomes of their own.
         """
+        if self.n_rollouts == len(self):
+            return self.rollout
         first = np.zeros(self.n_rollouts)
         first[self.rollout[::-1]] = self.outcome[::-1]
-        same = first[self.rollout] == self.outcome
+        same = first.take(self.rollout) == self.outcome
         if np.all(same | np.isnan(self.outcome)):
             return self.rollout
         return groups.pair(self.rollout, self.agent)
@@ -192,37 +196,61 @@ class Steps:
     @cached_property
     def head(self) -> Ints:
         """First trainable row of every cell that has one."""
-        rows = np.flatnonzero(self.mask)
-        head = np.full(int(self.cell.max(initial=-1)) + 1, -1, dtype=np.int64)
+        n = int(self.cell.max(initial=-1)) + 1
+        if n == len(self):  # every row is a rollout of its own: nothing to sort
+            return np.flatnonzero(self.mask)
+        rows = self.trainable
+        head = np.full(n, -1, dtype=np.int64)
         head[self.cell[rows[::-1]]] = rows[::-1]
         return head[head >= 0]
+
+    @cached_property
+    def trainable(self) -> Ints:
+        """Trainable rows, sorted by rollout, then step."""
+        return self.order if self.mask.all() else self.order[self.mask[self.order]]
 
     def picked(self, x: Floats, weight: Weight = "rollout") -> Ints:
         """Rows that enter the statistics of `x`: trainable and not NaN, each cell once unless
         `weight` is `step`.
+
+        Raises:
+            Refused: `weight` is neither `rollout` nor `step`.
         """
+        if weight not in ("rollout", "step"):
+            raise Refused(f"weight is {weight!r}; it is 'rollout' or 'step'")
         rows = self.head if weight == "rollout" else np.flatnonzero(self.mask)
-        return rows[~np.isnan(x[rows])]
+        missing = np.isnan(x)
+        return rows[~missing[rows]] if missing.any() else rows
+
+    def moments(
+        self, x: Floats, ddof: int = 1, weight: Weight = "rollout"
+    ) -> tuple[Floats, Floats, Floats]:
+        """Mean, standard deviation and number of `x` over each group's scored, trainable rollouts.
+
+        Each has shape (n_groups,); `take(steps.group)` spreads it over the rows.
+        """
+        rows = self.picked(x, weight)
+        if len(rows) == len(self):  # every row counts, so their order does not matter
+            return groups.moments(self.group, x, self.n_groups, ddof)
+        return groups.moments(self.group[rows], x[rows], self.n_groups, ddof)
 
     def mean(self, x: Floats, weight: Weight = "rollout") -> Floats:
         """Mean of `x` over the scored, trainable rollouts of each row's group, shape (rows,)."""
-        rows = self.picked(x, weight)
-        return groups.mean(self.group[rows], x[rows], self.n_groups)[self.group]
+        return self.moments(x, 1, weight)[0].take(self.group)
 
     def std(self, x: Floats, ddof: int = 1, weight: Weight = "rollout") -> Floats:
         """Standard deviation over the same rollouts as `mean`, shape (rows,); 0 for one rollout."""
-        rows = self.picked(x, weight)
-        return groups.std(self.group[rows], x[rows], self.n_groups, ddof)[self.group]
+        return self.moments(x, ddof, weight)[1].take(self.group)
 
     def count(self, x: Floats, weight: Weight = "rollout") -> Floats:
         """How many rollouts (or rows) `mean` is taken over, shape (rows,)."""
-        return groups.count(self.group[self.picked(x, weight)], self.n_groups)[self.group]
+        return self.moments(x, 1, weight)[2].take(self.group)
 
     def first(self, x: Floats) -> Floats:
         """Value of `x` at the first trainable row of each row's cell; NaN if it has none."""
         held = np.full(int(self.cell.max(initial=-1)) + 1, np.nan)
         held[self.cell[self.head]] = x[self.head]
-        return held[self.cell]
+        return held.take(self.cell)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -232,39 +260,38 @@ class Steps:
 def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
     names: dict[str, tuple[Any, ...]] = {}
 
-    def labels(name: str, default: Callable[[], Any]) -> Ints:
-        codes, names[name] = groups.encode_labels(given[name] if name in given else default())
-        return codes
+    def labels(name: str, like: str | None = None) -> Ints:
+        if name in given:
+            codes, names[name] = _encode(name, given[name])
+            return codes
+        names[name] = names[like] if like else ((0,) if n else ())
+        return held[like] if like else np.zeros(n, dtype=np.int64)
 
     def optional_labels(name: str) -> Ints | None:
         if name not in given:
             return None
-        codes, texts = groups.encode_labels(given[name])
-        if None in texts:
-            missing = texts.index(None)
-            codes = np.where(codes == missing, -1, codes - (codes > missing))
-            texts = texts[:missing] + texts[missing + 1 :]
-        names[name] = texts
+        codes, names[name] = _without_none(*_encode(name, given[name]))
         return codes
 
-    group = labels("group", lambda: np.zeros(n, dtype=np.int64))
-    own, texts = groups.encode_labels(given["rollout"])
+    held: dict[str, Ints] = {}
+    group = held["group"] = labels("group")
+    own, texts = _encode("rollout", given["rollout"])
     rollout = groups.pair(group, own)
     first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
     first[rollout[::-1]] = own[::-1]
-    names["rollout"] = tuple(texts[code] for code in first)
-    agent = labels("agent", lambda: np.zeros(n, dtype=np.int64))
+    names["rollout"] = tuple(map(texts.__getitem__, first.tolist()))
+    agent = held["agent"] = labels("agent")
     step = _step(given, rollout, n)
-    scored = _floats("reward", given["reward"]) if "reward" in given else np.full(n, np.nan)
+    scored = _floats("reward", given["reward"]) if "reward" in given else None
     outcome = _outcome(given, scored, rollout, agent)
     return Steps(
         group=group,
-        task=labels("task", lambda: [names["group"][code] for code in group]),
+        task=labels("task", like="group"),
         rollout=rollout,
         step=step,
         agent=agent,
-        role=labels("role", lambda: [names["agent"][code] for code in agent]),
-        reward=np.nan_to_num(scored, nan=0.0),
+        role=labels("role", like="agent"),
+        reward=_terminal(outcome, rollout, step) if scored is None else np.nan_to_num(scored),
         outcome=outcome,
         mask=_flags("mask", given, n),
         n_tokens=_whole("n_tokens", given) if "n_tokens" in given else np.ones(n, dtype=np.int64),
@@ -272,25 +299,68 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         env_step=_whole("env_step", given) if "env_step" in given else step,
         anchor=optional_labels("anchor"),
         state_digest=optional_labels("state_digest"),
-        event=np.asarray(given["event"], dtype=np.int64).reshape(-1, 2)
-        if "event" in given
-        else None,
+        event=_events(given["event"]) if "event" in given else None,
         names=names,
         counts=counts,
         **{name: _floats(name, given[name]) for name in _FLOAT if name in given},
     )
 
 
+def _encode(name: str, labels: Any) -> tuple[Ints, tuple[Any, ...]]:
+    try:
+        return groups.encode_labels(labels)
+    except TypeError:
+        row = next(i for i, label in enumerate(labels) if not isinstance(label, Hashable))
+        kind = type(labels[row]).__name__
+        raise Refused(
+            f"column {name}, row {row}: a {kind} cannot be a label; give a string or a number"
+        ) from None
+
+
+def _without_none(codes: Ints, texts: tuple[Any, ...]) -> tuple[Ints, tuple[Any, ...]]:
+    """The same labels with −1 where they are None."""
+    if None not in texts:
+        return codes, texts
+    missing = texts.index(None)
+    fewer = np.where(codes == missing, -1, codes - (codes > missing))
+    return fewer, texts[:missing] + texts[missing + 1 :]
+
+
+def _terminal(outcome: Floats, rollout: Ints, step: Ints) -> Floats:
+    """Rewards where only outcomes were given: each rollout's outcome, on its last row.
+
+    Outcomes that differ between the agents of a rollout say nothing about when they were earned;
+    they make no rewards (`credit.returns` refuses them).
+    """
+    n = int(rollout.max(initial=-1)) + 1
+    last = np.full(n, -1, dtype=np.int64)
+    np.maximum.at(last, rollout, step)
+    value = np.zeros(n)
+    value[rollout] = np.nan_to_num(outcome)
+    if np.any(value[rollout] != np.nan_to_num(outcome)):
+        return np.zeros(len(rollout))
+    return np.where(step == last[rollout], np.nan_to_num(outcome), 0.0)
+
+
+def _events(values: Any) -> Ints:
+    try:
+        return np.asarray(values, dtype=np.int64).reshape(-1, 2)
+    except (TypeError, ValueError, OverflowError):
+        raise Refused("column event needs a pair (index of the trace, seq) on each row") from None
+
+
 def _floats(name: str, values: Any) -> Floats:
     try:
         out = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         row = next((i for i, v in enumerate(values) if not _is_number(v)), 0)
-        raise Refused(f"column {name}, row {row}: {values[row]!r} is not a number") from None
+        raise Refused(f"column {name}, row {row}: {values[row]!r:.60} is not a number") from None
     if out.ndim != 1:
         raise Refused(f"column {name} has {out.ndim} dimensions where one is needed")
-    if np.isinf(out).any():
-        raise Refused(f"column {name}, row {int(np.argmax(np.isinf(out)))}: an infinite value")
+    large = np.abs(out) > _LARGEST
+    if large.any():
+        row = int(np.argmax(large))
+        raise Refused(f"column {name}, row {row}: {out[row]:g} is infinite or too large to square")
     if name.startswith("logprob") and (out > 0).any():
         row = int(np.argmax(out > 0))
         raise Refused(f"column {name}, row {row}: {out[row]:g} is above 0, so it is no logarithm")
@@ -298,7 +368,10 @@ def _floats(name: str, values: Any) -> Floats:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float | np.number)
+    try:
+        return value is None or isinstance(float(value), float)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _whole(name: str, given: dict[str, Any]) -> Ints:
@@ -314,6 +387,10 @@ def _flags(name: str, given: dict[str, Any], n: int) -> Bools:
     if name not in given:
         return np.ones(n, dtype=bool)
     values = np.asarray(given[name])
+    if values.dtype.kind == "b" and values.ndim == 1:
+        return values
+    if values.ndim != 1:
+        raise Refused(f"column {name} has {values.ndim} dimensions where one is needed")
     wrong = ~np.isin(values, (0, 1))
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -324,26 +401,37 @@ def _flags(name: str, given: dict[str, Any], n: int) -> Bools:
 def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
     if "step" not in given:
         order = np.argsort(rollout, kind="stable")
-        size = np.bincount(rollout) if n else np.zeros(0, dtype=np.int64)
-        begin = np.concatenate([[0], np.cumsum(size)[:-1]]) if n else size
+        size = np.bincount(rollout, minlength=1)
+        begin = np.cumsum(size) - size
         step = np.empty(n, dtype=np.int64)
         step[order] = np.arange(n) - begin[rollout[order]]
         return step
     step = _whole("step", given)
-    key = rollout * (int(step.max(initial=0)) + 1) + step
-    ordered = np.sort(key)
-    again = ordered[1:] == ordered[:-1]
+    order = _by_rollout(rollout, step)
+    before, after = order[:-1], order[1:]
+    again = (rollout[before] == rollout[after]) & (step[before] == step[after])
     if again.any():
-        row = int(np.flatnonzero(key == ordered[1:][again][0])[1])
+        row = int(after[again].min())
         name = given["rollout"][row]
         raise Refused(f"column step, row {row}: step {step[row]} of rollout {name!r} stands twice")
     return step
 
 
-def _outcome(given: dict[str, Any], scored: Floats, rollout: Ints, agent: Ints) -> Floats:
+def _by_rollout(rollout: Ints, step: Ints) -> Ints:
+    """Rows sorted by rollout, then step; most tables are sorted already."""
+    same = rollout[1:] == rollout[:-1]
+    if np.all((rollout[1:] > rollout[:-1]) | (same & (step[1:] > step[:-1]))):
+        return np.arange(len(rollout))
+    return np.lexsort((step, rollout))
+
+
+def _outcome(given: dict[str, Any], scored: Floats | None, rollout: Ints, agent: Ints) -> Floats:
     n = int(rollout.max(initial=-1)) + 1
-    if "outcome" not in given:
-        has = ~np.isnan(scored)
+    if scored is not None and "outcome" not in given:
+        missing = np.isnan(scored)
+        if not missing.any():
+            return groups.total(rollout, scored, n).take(rollout)
+        has = ~missing
         summed = groups.total(rollout[has], scored[has], n)
         return np.where(groups.count(rollout[has], n) > 0, summed, np.nan)[rollout]
     outcome = _floats("outcome", given["outcome"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,25 +56,44 @@ def grpo(
 
     Differs from verl, which still counts masked rollouts and gives a group of one its raw outcome.
     """
-    if normalize_std not in (True, False, "batch"):
-        raise Refused(f"normalize_std is {normalize_std!r}; it is True, False or 'batch'")
-    baseline, n = steps.mean(steps.outcome, weight), steps.count(steps.outcome, weight)
-    sigma = steps.std(steps.outcome, ddof, weight)
-    advantage = steps.outcome - baseline
-    dead = sigma <= sigma_floor
+    check_spread(normalize_std, ddof, eps, sigma_floor, batch=True)
+    mean, sigma, n = steps.moments(steps.outcome, ddof, weight)
+    alive = sigma > sigma_floor
+    scale = alive.astype(np.float64)
     if normalize_std:
-        spread = batch_std(steps, ddof, weight) if normalize_std == "batch" else sigma
-        advantage = advantage / (spread + eps)
+        scale /= (batch_std(steps, ddof, weight) if normalize_std == "batch" else sigma) + eps
     if unbias:
-        advantage = advantage * np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
-    advantage = np.where(dead, 0.0, advantage)
-    advantage = lone(steps, advantage, n, singleton)
+        scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
+    baseline = mean.take(steps.group)
+    advantage = steps.outcome - baseline
+    advantage *= scale.take(steps.group)
+    advantage += 0.0  # a dead group gets 0, not −0
+    scored = n if weight == "rollout" else steps.moments(steps.outcome)[2]
+    lone(steps, steps.outcome, advantage, scored, singleton)
     return Credit(
-        np.where(steps.mask, advantage, np.nan),
+        only_trainable(steps, advantage),
         estimand="outcome",
-        parts={"outcome": steps.outcome, "mean": baseline, "std": sigma, "n": n},
-        diagnostics=group_diagnostics(steps, sigma > sigma_floor, n),
+        parts={
+            "outcome": steps.outcome,
+            "mean": baseline,
+            "std": sigma.take(steps.group),
+            "n": n.take(steps.group),
+        },
+        diagnostics=group_diagnostics(steps, alive, scored),
     )
+
+
+def check_spread(
+    normalize_std: Any, ddof: int, eps: float, sigma_floor: float, batch: bool = False
+) -> None:
+    """Refuse options of a standard deviation that are out of range."""
+    if not isinstance(normalize_std, bool) and not (batch and normalize_std == "batch"):
+        known = "True, False or 'batch'" if batch else "True or False"
+        raise Refused(f"normalize_std is {normalize_std!r}; it is {known}")
+    if ddof not in (0, 1):
+        raise Refused(f"ddof is {ddof!r}; it is 0 or 1")
+    if not (0 <= eps < np.inf and 0 <= sigma_floor < np.inf):
+        raise Refused(f"eps ({eps!r}) and sigma_floor ({sigma_floor!r}) are numbers from 0 up")
 
 
 def batch_std(steps: Steps, ddof: int, weight: Weight) -> float:
@@ -83,36 +102,45 @@ def batch_std(steps: Steps, ddof: int, weight: Weight) -> float:
     return float(x.std(ddof=ddof)) if len(x) > ddof else 0.0
 
 
-def lone(steps: Steps, advantage: Floats, n: Floats, singleton: Singleton) -> Floats:
-    """Apply the convention for groups of one scored rollout."""
-    alone = (n == 1) & steps.mask & ~np.isnan(steps.outcome)
+def only_trainable(steps: Steps, advantage: Floats) -> Floats:
+    """Write NaN, never credited, on masked rows, in place."""
+    if not steps.mask.all():
+        advantage[~steps.mask] = np.nan
+    return advantage
+
+
+def lone(
+    steps: Steps, raw: Floats, advantage: Floats, scored: Floats, singleton: Singleton
+) -> None:
+    """Write the convention for groups of one scored rollout into `advantage`.
+
+    `scored` (n_groups,) counts a group's scored rollouts; `raw` (rows,) is what "raw" gives back.
+    """
+    if singleton not in ("zero", "raw", "error"):
+        raise Refused(f"singleton is {singleton!r}; it is 'zero', 'raw' or 'error'")
+    if not np.any(scored == 1):
+        return
+    alone = (scored == 1).take(steps.group) & ~np.isnan(steps.outcome) & steps.mask
     if singleton == "error" and alone.any():
         row = int(np.argmax(alone))
         raise Refused(
             f"group {steps.label('group', row)!r} has one scored rollout; "
             "give it more, or set singleton to 'zero' or 'raw'"
         )
-    if singleton not in ("zero", "raw", "error"):
-        raise Refused(f"singleton is {singleton!r}; it is 'zero', 'raw' or 'error'")
-    return np.where(alone, steps.outcome if singleton == "raw" else 0.0, advantage)
+    advantage[alone] = raw[alone] if singleton == "raw" else 0.0
 
 
-def group_diagnostics(steps: Steps, alive: Bools, n: Floats) -> dict[str, float]:
+def group_diagnostics(steps: Steps, alive: Bools, scored: Floats) -> dict[str, Any]:
     """Sample sizes of a comparison within groups.
 
+    `alive` (n_groups,) says which have spread, `scored` (n_groups,) counts their scored rollouts;
     `effective_sample_size` is the number of scored rollouts in groups with spread.
     """
-    rows = steps.picked(steps.outcome)
-    per_group = np.zeros(steps.n_groups)
-    per_group[steps.group[rows]] = n[rows]
-    spread = np.zeros(steps.n_groups, dtype=bool)
-    spread[steps.group[rows]] = alive[rows]
-    cells = len(steps.head)
     return {
-        "effective_sample_size": int(per_group[spread].sum()),
-        "groups": int(np.count_nonzero(per_group)),
-        "groups_without_signal": int(np.count_nonzero(~spread & (per_group > 0))),
-        "singletons": int(np.count_nonzero(per_group == 1)),
-        "unscored": cells - len(rows),
+        "effective_sample_size": int(scored[alive].sum()),
+        "groups": int(np.count_nonzero(scored)),
+        "groups_without_signal": int(np.count_nonzero(~alive & (scored > 0))),
+        "singletons": int(np.count_nonzero(scored == 1)),
+        "unscored": len(steps.head) - int(scored.sum()),
         **{name: value for name, value in steps.counts.items() if value},
     }

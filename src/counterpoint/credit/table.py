@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +35,26 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
+    "reinforce": Method(
+        target="counterpoint.credit.returns:reinforce",
+        family="observational",
+        unit="turn",
+        estimand="outcome",
+        needs=frozenset(),
+        conserves=False,
+        unbiased=True,
+        paper="Williams 1992",
+    ),
+    "gae": Method(
+        target="counterpoint.credit.critic:gae",
+        family="observational",
+        unit="turn",
+        estimand="seqau",
+        needs=frozenset({"value"}),
+        conserves=False,
+        unbiased=False,  # with λ below 1 only as far as the critic's values are true
+        paper="arXiv:1506.02438",
+    ),
     "grpo": Method(
         target="counterpoint.credit.grouped:grpo",
         family="observational",
@@ -42,6 +64,16 @@ METHODS: dict[str, Method] = {
         conserves=False,
         unbiased=False,
         paper="arXiv:2402.03300",
+    ),
+    "gigpo": Method(
+        target="counterpoint.credit.anchored:gigpo",
+        family="observational",
+        unit="turn",
+        estimand="outcome+anchor",
+        needs=frozenset({"anchor"}),
+        conserves=False,
+        unbiased=False,
+        paper="arXiv:2505.10978",
     ),
 }
 
@@ -79,18 +111,68 @@ def estimate(name: str, steps: Steps, **options: Any) -> Credit:
     """Run a method by its name in `METHODS`, or by `file.py:function`.
 
     Raises:
-        Refused: no such method, an option that it does not have, or whatever the method refuses.
+        Refused: no such method, an option that it does not have or of the wrong type, or whatever
+            the method refuses.
     """
     function = method(name)
-    known = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ][1:]
-    for option in options:
+    known, hints = _options(function), _hints(function)
+    for option, value in options.items():
         if option not in known:
             raise Refused(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+        if option in hints and not _fits(value, hints[option]):
+            raise Refused(f"{name}: {option} is {value!r}; it is {_said(hints[option])}")
     result = function(steps, **options)
     if not isinstance(result, Credit) or len(result) != len(steps):
         raise Refused(f"{name} must return Credit with one value per row ({len(steps)} rows)")
     return result
+
+
+def parameters(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option that a method runs with: those given, and the defaults of the others."""
+    defaults = {k: p.default for k, p in _options(method(name)).items() if p.default is not p.empty}
+    return {**defaults, **options}
+
+
+def _options(function: Callable[..., Credit]) -> dict[str, inspect.Parameter]:
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p for p in [p for p in found if p.kind in named][1:]}
+
+
+def _hints(function: Callable[..., Credit]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # a user's annotation that does not resolve says nothing
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value may be given where the signature says `hint`; what is unknown may."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return any(value == known and type(value) is type(known) for known in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Sequence:
+        return isinstance(value, str | list | tuple)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _said(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(map(repr, typing.get_args(hint)))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_said(argument) for argument in typing.get_args(hint))
+    return _KINDS.get(hint, str(hint))
+
+
+_KINDS: dict[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    type(None): "nothing",
+}

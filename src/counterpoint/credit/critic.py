@@ -1,0 +1,208 @@
+"""Critics: generalised advantage estimation, with values given or fitted on anchors."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from counterpoint import groups
+from counterpoint.credit.anchors import KEY, anchor_groups, sample_sizes
+from counterpoint.credit.grouped import group_diagnostics
+from counterpoint.credit.returns import (
+    MaskedReward,
+    check_fraction,
+    goes_on,
+    in_scored_rollout,
+    rewards,
+    same_as_next,
+    scan,
+    values_given,
+)
+from counterpoint.groups import Bools, Floats, Ints
+from counterpoint.ledger import Credit
+from counterpoint.spelling import Refused
+from counterpoint.steps import Steps
+
+Values = Literal["given", "mc", "td"]
+Who = Literal["team", "agent"]
+
+_SWEEPS = 10_000
+_SETTLED = 1e-12
+
+
+def gae(
+    steps: Steps,
+    *,
+    gamma: float = 1.0,
+    gae_lambda: float = 0.95,
+    whiten: bool = False,
+    values: Values = "given",
+    critic: Who = "team",
+    bootstrap: bool = False,
+    masked_reward: MaskedReward = "previous",
+    sigma_floor: float = 1e-6,
+) -> Credit:
+    """Generalised advantage estimation: a critic's surprise, summed over what followed.
+
+    With the true V(h) of the team it estimates `seqau`: Q(h, a) − V(h), whatever λ is. A critic
+    fitted on anchors in the same batch estimates `anchor`: Q(o, a) − V(o), and so does one that
+    looks at a single agent's turns.
+
+        δ_t = r_t + γ V_{t+1} − V_t,    A_t = δ_t + γλ A_{t+1},    return = A + V
+
+    Source: Schulman et al. 2016 (arXiv:1506.02438, eq. 16); λ = .95 is the value that trainers use
+    by default. Fitted: Monte Carlo and TD(λ), Sutton and Barto 2018, §5.1 and §12.2.
+
+    Args:
+        steps: rows with `rollout`, `step`, `reward`, `mask`, and `value` or `anchor`.
+        gamma: factor per trainable turn, 0 to 1.
+        gae_lambda: λ, 0 to 1: 0 is δ, 1 is the return minus V.
+        whiten: subtract the mean of all credited turns and divide by √(variance + 1e-8), with n − 1
+            in the variance.
+        values: "given": the column `value`. "mc": the mean return of the turns at the same anchor
+            of the group, of the same agent and role. "td": the fixed point of TD(λ) there.
+        critic: "team": the next value is that of the rollout's next trainable turn, whoever takes
+            it. "agent": of the agent's own next turn; rewards in between, and γ once per trainable
+            turn in between, enter δ, so that λ = 1 is the return minus V for everyone.
+        bootstrap: go on after the last trainable turn with the value of the rollout's last row, if
+            that row is masked and has one: the state in which a truncated rollout was cut. By
+            default nothing follows.
+        masked_reward: where a reward on a masked row goes: "previous", "drop" or "error".
+        sigma_floor: a group whose outcomes spread at or below this counts as without signal.
+
+    Returns:
+        Credit per turn with parts delta, value, next_value, gae (before whitening), return. Masked
+        rows and unscored rollouts are never credited (NaN), and inserting them changes nothing.
+        `effective_sample_size` counts scored rollouts; with fitted values it counts anchor groups
+        with two different rollouts or more. Empty steps give empty credit.
+
+    Raises:
+        Refused: an option out of range; no values, or a trainable row without one; no anchors to
+            fit on; fewer than two turns to whiten; TD(λ) that does not settle.
+    """
+    _check(gamma, gae_lambda, values, critic, bootstrap)
+    chain = _chain(steps, gamma, critic, masked_reward)
+    if values == "given":
+        V = values_given(steps)[chain.rows]
+    else:
+        cell = anchor_groups(steps, KEY)[-1][chain.rows]
+        V = _monte_carlo(chain, cell) if values == "mc" else _td(chain, cell, gae_lambda)
+    after = np.where(chain.last, 0.0, np.roll(V, -1))
+    reach = chain.decay
+    if bootstrap:
+        cut = _cut_values(steps, chain)
+        after, reach = np.where(chain.last, cut, after), np.where(chain.last, gamma, reach)
+    delta = chain.reward + reach * after - V
+    A = scan(delta, gae_lambda * chain.decay)
+    parts = {"delta": delta, "value": V, "next_value": after, "gae": A, "return": A + V}
+    spread = {name: _on_rows(steps, chain, part) for name, part in parts.items()}
+    return Credit(
+        _whitened(spread["gae"]) if whiten else spread["gae"].copy(),
+        estimand="seqau" if values == "given" and critic == "team" else "anchor",
+        identified="assumption:true_value" if values == "given" else "heuristic",
+        parts=spread,
+        diagnostics=_diagnostics(steps, values, sigma_floor),
+    )
+
+
+class _Chain(NamedTuple):
+    """Turns in an order in which each is followed by the turn whose value it looks at.
+
+    Each field has shape (trainable rows of scored rollouts,): the row of the table, the reward up
+    to the next turn, the discount to it (0 after the last), and whether it is the last.
+    """
+
+    rows: Ints
+    reward: Floats
+    decay: Floats
+    last: Bools
+
+
+def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward) -> _Chain:
+    reward = rewards(steps, masked_reward)
+    rows, last = steps.trainable, ~goes_on(steps)
+    if np.isnan(steps.outcome).any():
+        kept = in_scored_rollout(steps)[rows]
+        rows, reward, last = rows[kept], reward[kept], last[kept]
+    decay = np.where(last, 0.0, gamma)
+    if critic == "team":
+        return _Chain(rows, reward, decay, last)
+    G = scan(reward, decay)
+    actor = groups.pair(steps.rollout[rows], steps.agent[rows])
+    own = np.argsort(actor, kind="stable")
+    ends = ~same_as_next(actor[own])
+    turns = np.diff(own, append=0)
+    decay = np.where(ends, 0.0, gamma ** np.where(ends, 0, turns))
+    reward = G[own] - decay * np.roll(G[own], -1)
+    return _Chain(rows[own], reward, decay, ends)
+
+
+def _monte_carlo(chain: _Chain, cell: Ints) -> Floats:
+    """Mean return of the turns at each turn's anchor."""
+    G = scan(chain.reward, chain.decay)
+    return groups.mean(cell, G, int(cell.max(initial=-1)) + 1).take(cell)
+
+
+def _td(chain: _Chain, cell: Ints, gae_lambda: float) -> Floats:
+    """The values at which every anchor's value is the mean of its turns' λ-returns."""
+    n = int(cell.max(initial=-1)) + 1
+    V = np.zeros(len(cell))
+    for _ in range(_SWEEPS):
+        delta = chain.reward + chain.decay * np.roll(V, -1) - V
+        new = groups.mean(cell, V + scan(delta, gae_lambda * chain.decay), n).take(cell)
+        moved = np.abs(new - V).max(initial=0.0)
+        V = new
+        if moved <= _SETTLED * max(1.0, np.abs(V).max(initial=0.0)):
+            return V
+    raise Refused(
+        f"TD(λ) still moves by {moved:.2g} after {_SWEEPS} sweeps; "
+        "raise gae_lambda, lower gamma, or fit values='mc'"
+    )
+
+
+def _cut_values(steps: Steps, chain: _Chain) -> Floats:
+    """Value of the rollout's last row where that is masked and has one, else 0."""
+    final = np.zeros(steps.n_rollouts, dtype=np.int64)
+    final[steps.rollout[steps.order]] = steps.order
+    value: Floats = np.where(steps.mask, 0.0, np.nan_to_num(steps.need("value")))
+    return value[final].take(steps.rollout[chain.rows])
+
+
+def _on_rows(steps: Steps, chain: _Chain, part: Floats) -> Floats:
+    """Spread over the table, NaN where nothing is credited."""
+    out = np.full(len(steps), np.nan)
+    out[chain.rows] = part
+    out[np.isnan(steps.outcome)] = np.nan
+    return out
+
+
+def _whitened(A: Floats) -> Floats:
+    """Zero mean and unit variance over what is credited."""
+    credited = A[~np.isnan(A)]
+    if len(A) and len(credited) < 2:
+        raise Refused(f"whitening needs two credited turns or more, here are {len(credited)}")
+    if not len(A):
+        return A
+    return (A - credited.mean()) / np.sqrt(credited.var(ddof=1) + 1e-8)
+
+
+def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:
+    _, sigma, scored = steps.moments(steps.outcome)
+    about = group_diagnostics(steps, sigma > sigma_floor, scored)
+    about["effective_sample_size"] = int(scored.sum())
+    if values != "given":
+        counted = steps.mask & ~np.isnan(steps.outcome)
+        about |= sample_sizes(steps, counted, anchor_groups(steps, KEY)[-1])
+        about["effective_sample_size"] = about.pop("effective_sample_size_step")
+    return about
+
+
+def _check(gamma: float, gae_lambda: float, values: str, critic: str, bootstrap: bool) -> None:
+    check_fraction(gamma=gamma, gae_lambda=gae_lambda)
+    if values not in ("given", "mc", "td"):
+        raise Refused(f"values is {values!r}; it is 'given', 'mc' or 'td'")
+    if critic not in ("team", "agent"):
+        raise Refused(f"critic is {critic!r}; it is 'team' or 'agent'")
+    if bootstrap and (values != "given" or critic == "agent"):
+        raise Refused("bootstrap goes with values='given' and critic='team' only")
