@@ -18,6 +18,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Refused
+from counterpoint.validate import validate
 
 
 def make(kind, seq, agent, *causes, **fields):
@@ -237,12 +238,13 @@ def test_a_log_that_knows_only_an_order_is_linear():
 
 
 def test_an_event_that_is_its_own_ancestor_takes_finite_time():
-    """X (parent A), B (parent X), X again (parent B): the first X is X, no question hangs, and the
-    same loop written as two events that cause each other loses the edge that points forward.
+    """X (parent A), B (parent X), X again (parent B): the finding names X, no question hangs, the
+    first X is X. Written as two events that cause each other, the loop loses its edge forward.
     """
     again = trace_of(
         make("act", 0, "a"), make("act", 1, "x", 0), make("act", 2, "b", 1), make("act", 1, "x", 2)
     )
+    assert [f.seq for f in validate([again]).findings if f.rule == "V03"] == [1]
     graph = TraceGraph(again)
     assert graph.ancestors(2).tolist() == [0, 1]
     assert graph.descendants(0).tolist() == [1, 2]
@@ -401,6 +403,22 @@ def test_columns_of_many_traces_are_those_of_each(many):
         seqs = [e.seq for e in trace.events]
         wanted = [c.seq for e in trace.events for c in e.causes]
         assert alone.cause.tolist() == [seqs.index(w) if w in seqs else -1 for w in wanted]
+
+
+def test_deep_dead_ends_are_told_from_ancestors():
+    """Two agents of 400 acts each that hear from each other in the first 40 events only: the long
+    life of one that is never read again is neither among the other's ancestors nor descendants.
+    """
+    events, rng = [], random.Random(1)
+    led_to = {}
+    for seq in range(800):
+        causes = [seq - 2] * (seq > 1) + [rng.randrange(max(seq, 1))] * (0 < seq < 40)
+        events.append(make("act", seq, "ab"[seq % 2], *causes))
+        led_to[seq] = set(causes).union(*(led_to[cause] for cause in causes))
+    graph = TraceGraph(trace_of(*events))
+    for seq in (799, 650, 301, 39, 2, 1, 0):
+        assert graph.ancestors(seq).tolist() == sorted(led_to[seq])
+        assert graph.descendants(seq).tolist() == [e for e in range(800) if seq in led_to[e]]
 
 
 @pytest.mark.slow

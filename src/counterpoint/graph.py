@@ -161,6 +161,7 @@ class TraceGraph:
         """`table` is `columns([trace])`, for callers that have it."""
         self.trace = trace
         self.table = columns([trace]) if table is None else table
+        self._built: dict[tuple[str, bool], Links] = {}
 
     def __len__(self) -> int:
         return len(self.table.seq)
@@ -209,30 +210,23 @@ class TraceGraph:
         ended there.
         """
         row = self._row(seq)
-        marks = [False] * len(self)
-        for root in (row, *(self._declined_stops if descent else ())):
-            marks[root] = root <= row
-        effect, cause = self._links(descent, upto=row)
-        for e, c in zip(reversed(effect), reversed(cause), strict=True):
-            if marks[e]:
-                marks[c] = True
-        marks[row] = False
-        return self._seqs(marks)
+        declined = self._declined_stops if descent else np.empty(0, dtype=np.int64)
+        roots = np.append(declined[declined < row], row)
+        reached = _reached(self._backward(descent), row, roots)
+        reached[row] = False
+        return self._ascending(self.table.seq[: row + 1][reached])
 
     def descendants(self, seq: int, *, descent: bool = False) -> Ints:
         """Seqs of the events that `seq` leads to, itself left out; `descent` as in `ancestors`."""
         row = self._row(seq)
-        marks = [False] * len(self)
-        marks[row] = True
-        effect, cause = self._links(descent, after=row)
-        for e, c in zip(effect, cause, strict=True):
-            if marks[c]:
-                marks[e] = True
+        mirrored = len(self) - 1 - row
+        reached = _reached(self._forward(descent), mirrored, np.array([mirrored]))[::-1]
         if descent:
-            first = next((r for r in self._declined_stops if marks[r]), len(self))
-            marks[first:] = [True] * (len(self) - first)
-        marks[row] = False
-        return self._seqs(marks)
+            declined = self._declined_stops[self._declined_stops >= row] - row
+            for first in declined[reached[declined]][:1]:
+                reached[first:] = True
+        reached[0] = False
+        return self._ascending(self.table.seq[row:][reached])
 
     def critical_path(self) -> Path:
         """The longest path: by Σ (t_end − t_start) over its events, or by their number.
@@ -248,18 +242,19 @@ class TraceGraph:
         took_each: list[float] = (took if timed else np.ones(len(self))).tolist()
         length = took_each.copy()
         before = [-1] * len(self)
-        for e, c in zip(*self._links(), strict=True):
+        edges = (self.table.effect[self.kept].tolist(), self.table.cause[self.kept].tolist())
+        for e, c in zip(*edges, strict=True):
             through = length[c] + took_each[e]
             if through >= length[e]:
                 length[e] = through
                 before[e] = c
-        last = max(range(len(self)), key=length.__getitem__)
-        rows, row = [], last
+        rows, row = [], int(np.argmax(length))
+        total = length[row]
         while row >= 0:
             rows.append(row)
             row = before[row]
         seqs = self.table.seq[rows[::-1]]
-        return Path(seqs, length[last], "seconds" if timed else "events")
+        return Path(seqs, total, "seconds" if timed else "events")
 
     def fan_outs(self) -> Ints:
         """Seqs of branch points: events from which two or more lines of work start directly.
@@ -309,43 +304,102 @@ class TraceGraph:
             raise Refused(f"trace {self.trace.trace_id} has no event {seq}")
         return int(rows[0])
 
-    def _seqs(self, marks: list[bool]) -> Ints:
-        return np.unique(self.table.seq[np.array(marks, dtype=np.bool_)])
-
-    def _links(
-        self, descent: bool = False, *, after: int = -1, upto: int | None = None
-    ) -> tuple[list[int], list[int]]:
-        """(effect row, cause row) of the graph's edges in the order of the file, as lists, cut to
-        effects in (after, upto]. Lists, because a sweep over them is several times faster.
-        """
-        rows, effect, cause = self._descent_edges if descent else self._all_edges
-        begin = int(np.searchsorted(rows, after, side="right"))
-        end = len(rows) if upto is None else int(np.searchsorted(rows, upto, side="right"))
-        return effect[begin:end], cause[begin:end]
+    def _ascending(self, seqs: Ints) -> Ints:
+        return seqs if self._in_order else np.unique(seqs)
 
     @cached_property
-    def _all_edges(self) -> tuple[Ints, list[int], list[int]]:
-        return _swept(self.table, self.kept)
+    def _in_order(self) -> bool:
+        return bool((self.table.seq[1:] > self.table.seq[:-1]).all())
+
+    def _backward(self, descent: bool) -> Links:
+        """Effect → causes; for descent without the edges that were inferred from order."""
+        key = ("backward", descent)
+        if key not in self._built:
+            kept = self.kept & ~self.table.order if descent else self.kept
+            self._built[key] = _links(self.table.effect[kept], self.table.cause[kept], len(self))
+        return self._built[key]
+
+    def _forward(self, descent: bool) -> Links:
+        """Cause → effects, with rows numbered from the end, so that edges lead down here too."""
+        key = ("forward", descent)
+        if key not in self._built:
+            self._built[key] = _mirrored(self._backward(descent))
+        return self._built[key]
 
     @cached_property
-    def _descent_edges(self) -> tuple[Ints, list[int], list[int]]:
-        return _swept(self.table, self.kept & ~self.table.order)
-
-    @cached_property
-    def _declined_stops(self) -> tuple[int, ...]:
+    def _declined_stops(self) -> Ints:
         """Rows of the acts that could have ended the run and did not."""
         events = self.trace.events
         acts = np.flatnonzero(self.table.kind == KIND_CODE["act"]).tolist()
-        return tuple(row for row in acts if _declines_stop(events[row]))
+        return np.array([row for row in acts if _declines_stop(events[row])], dtype=np.int64)
+
+
+class Links(NamedTuple):
+    """Edges by the row they leave: r leads to the rows `to[start[r]:start[r + 1]]`, all below r."""
+
+    start: Ints
+    to: Ints
+
+
+def _links(leave: Ints, to: Ints, rows: int) -> Links:
+    """`leave` is ascending."""
+    return Links(np.searchsorted(leave, np.arange(rows + 1)), np.ascontiguousarray(to))
+
+
+def _mirrored(links: Links) -> Links:
+    rows = len(links.start) - 1
+    leave = rows - 1 - links.to
+    order = np.argsort(leave, kind="stable")
+    to = rows - 1 - np.repeat(np.arange(rows), np.diff(links.start))
+    return _links(leave[order], to[order], rows)
+
+
+PEELS = 128
+"""Layers of dead ends that are taken off at once each, before the rest is swept edge by edge."""
+
+
+def _reached(links: Links, row: int, roots: Ints) -> Bools:
+    """(row + 1,) which rows up to `row` the `roots` among them lead to, themselves included.
+
+    In a trace nearly everything leads to what comes later, so the dead ends are looked for instead:
+    rows that nothing leads to are taken off, layer by layer. Where dead ends are deep (an agent
+    whose work is never read) a sweep down the rows decides about what is left.
+    """
+    start, to = links.start, links.to[: links.start[row + 1]]
+    support = np.bincount(to, minlength=row + 1)
+    support[roots] += 1
+    layer = np.flatnonzero(support == 0)
+    for _ in range(PEELS):
+        if not len(layer):
+            return support > 0
+        lost = to[_ranges(start[layer], start[layer + 1])]
+        np.subtract.at(support, lost, 1)
+        layer = np.unique(lost[support[lost] == 0])
+    return _swept(links, row, roots)
+
+
+def _swept(links: Links, row: int, roots: Ints) -> Bools:
+    marks = [False] * (row + 1)
+    for root in roots.tolist():
+        marks[root] = True
+    size = np.diff(links.start[: row + 2])
+    leave = np.repeat(np.arange(row + 1), size)[::-1].tolist()
+    for r, below in zip(leave, links.to[: len(leave)][::-1].tolist(), strict=True):
+        if marks[r]:
+            marks[below] = True
+    return np.array(marks, dtype=np.bool_)
+
+
+def _ranges(begin: Ints, end: Ints) -> Ints:
+    """All of begin[0] … end[0] − 1, then begin[1] … end[1] − 1, and so on."""
+    size = end - begin
+    done = np.cumsum(size)
+    ranges: Ints = np.arange(done[-1]) + np.repeat(begin - done + size, size)
+    return ranges
 
 
 def _declines_stop(event: AnyEvent) -> bool:
     return isinstance(event, Act) and any(item.verb == "no_stop" for item in event.items)
-
-
-def _swept(table: Columns, kept: Bools) -> tuple[Ints, list[int], list[int]]:
-    rows = table.effect[kept]
-    return rows, rows.tolist(), table.cause[kept].tolist()
 
 
 def _cut(table: Columns, trace: Trace) -> Columns:
