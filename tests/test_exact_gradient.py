@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from counterpoint.credit import METHODS, estimate
+from counterpoint.credit import METHODS, estimate, score
 from counterpoint.games import (
     Plays,
     action_values,
@@ -236,14 +236,16 @@ def test_centring_per_turn_index_is_biased_where_stopping_is_an_act(rollouts):
 
 
 def test_centring_per_turn_index_can_point_the_wrong_way():
-    """On half of a hundred games with prizes it is off by more than the mean-only factor allows."""
+    """Of a hundred games with prizes it pushes over ten away from the gradient, and most askew;
+    mean-only GRPO is exactly half of the gradient on each.
+    """
     off = []
     for seed in range(100):
         game = deal("T16", turns=3, pay=0.5, seed=seed)
         got, exact = expected_gradient(game, centred_per_turn, 2), policy_gradient(game)
         off.append(cosine(got, exact))
         np.testing.assert_allclose(expected_gradient(game, mean_only, 2), exact / 2, atol=1e-12)
-    assert np.min(off) < 0
+    assert np.sum(np.less(off, 0)) > 10
     assert np.median(off) < 0.99
 
 
@@ -328,3 +330,11 @@ def test_noise_is_part_of_no_truth():
     total = np.var(np.bincount(plays.steps.rollout, truth(plays).values))
     r = np.corrcoef(mean_only(plays.steps).values, truth(plays).values)[0, 1]
     assert r == pytest.approx(np.sqrt(7 / 8 * total / 4 / (total + 1)), abs=0.01)
+
+
+def test_score_compares_the_gradients_that_two_credits_give():
+    """Over 40,000 plays of T2, GRPO (r .47 with seqau, in theory) pushes the same way as seqau."""
+    plays = play(deal("T2", seed=1), groups=5000, rollouts=8)
+    found = score(mean_only(plays.steps), truth(plays), gradient=partial(gradient, plays))
+    assert found.pearson < 0.6
+    assert found.gradient_cosine > 0.99
