@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,12 @@ def fork(seq: int = 1, digest: str | None = None, of: str = "parent") -> ForkRef
     return ForkRef(trace_id=of, seq=seq, do="edit", digest=digest or PARENT[:seq].digest)
 
 
+def branch(*events: tuple[type[Event], dict[str, Any]], **header: Any) -> Trace:
+    """A fork at 3 of a run that is not here, in which each event follows the one before it."""
+    caused = [(cls, {"causes": link(seq)} | fields) for seq, (cls, fields) in enumerate(events, 2)]
+    return trace(*caused, fork=fork(3, "0" * 32, of="absent"), **header)
+
+
 def forked(ref: ForkRef) -> Trace:
     return trace((Act, {"causes": link((0, "derives"))}), trace_id="child", fork=ref)
 
@@ -168,6 +176,9 @@ CASES: list[Case] = [
      [trace((Act, {}), (Act, {"causes": link(0)}))]),
     ("V04", [trace((Act, {}), (Act, {"causes": link(1)}))], [1],
      [PARENT, forked(fork())]),
+    ("V04", [branch((Act, {"causes": link(-1)}))], [3], [branch((Act, {}))]),
+    ("V04", [branch((Act, {"causes": ()}), writer="counterpoint 0.1.0")], [3],
+     [trace((Act, {}), writer="counterpoint 0.1.0")]),
     ("V04", [trace((Act, {}), (Act, {}), writer="counterpoint 0.1.0")], [1],
      [trace((Act, {}), (Act, {}), writer="counterpoint 0.1.0", env=EnvRef(id="imported:x"))]),
     ("V05", [trace((Spawn, {"child": "b"}), (Despawn, {"child": "b"}), (Act, {"agent": "b"}))], [2],
@@ -175,20 +186,28 @@ CASES: list[Case] = [
     ("V05", [trace((Act, {"agent": "b"}), (Spawn, {"child": "b"}))], [0],
      [trace((Act, {"agent": "b"}), (Despawn, {"child": "b"}), (Spawn, {"child": "b"}),
             (Act, {"agent": "b"}), agents=(*TEAM["agents"], AgentRef(id="b", role="r")))]),
+    ("V05", [branch((Spawn, {"child": "b"}), (Despawn, {"child": "b"}), (Act, {"agent": "b"}))],
+     [5],
+     [branch((Act, {"agent": "b"}), (Spawn, {"child": "b"}), **TEAM)]),
     ("V05", [trace((Act, {"agent": "b"}), delivery="explicit", **TEAM)], [0],
-     [trace((Act, {"agent": "b"}), **TEAM), trace((Act, {"agent": "b"}), delivery="explicit")]),
+     [trace((Act, {"agent": "b"}), **TEAM), trace((Act, {"agent": "b"}), delivery="explicit"),
+      trace((Stop, {"agent": "harness"}), delivery="explicit", **TEAM)]),
     ("V06", [trace((ToolCall, {"tool": "x"}), *[(ToolResult, {"call": 0})] * 2)],
      [2], [trace((ToolCall, {"tool": "x"}), (ToolCall, {"tool": "x"}), (ToolResult, {"call": 0}),
                  (ToolResult, {"call": 1}))]),
     ("V06", [trace((ToolCall, {"tool": "x"}), (ToolResult, {}))], [1], [trace((ToolResult, {}))]),
     ("V06", [trace((Act, {}), (ToolResult, {"call": 0}))], [1],
      [trace((ToolCall, {"tool": "x"}), (ToolResult, {"causes": link((0, "answers"))}))]),
-    ("V06", [trace((ToolResult, {"call": 1}), (ToolCall, {"tool": "x"}))], [0], []),
+    ("V06", [trace((ToolResult, {"call": 1}), (ToolCall, {"tool": "x"}))], [0],
+     [branch((ToolResult, {"call": 1}))]),
+    ("V06", [branch((ToolResult, {"call": 9}))], [3], []),
     ("V06", [trace((ToolCall, {"tool": "x"}), (ToolCall, {"tool": "x"}),
                    (ToolResult, {"call": 0, "causes": link((1, "answers"))}))], [2], []),
     ("V07", [trace((Deliver, {"message": 1}), message())], [0],
      [trace(message(), (Deliver, {"message": 0}))]),
-    ("V07", [trace((Act, {}), (Deliver, {"message": 0}))], [1], []),
+    ("V07", [trace((Act, {}), (Deliver, {"message": 0}))], [1],
+     [branch((Deliver, {"message": 0}), (Observe, {"sources": (Source(seq=1),)}),
+             delivery="explicit")]),
     ("V07", [trace(message(agent="b"), (Observe, {"sources": (Source(seq=0),)}),
                    delivery="explicit")], [1],
      [trace(message(agent="b"), (Deliver, {"message": 0}), (Observe, {"sources": (Source(seq=0),)}),
@@ -257,7 +276,9 @@ CASES: list[Case] = [
                    (Reward, {"target": Target(seq=0, item=1)}))], [1],
      [trace((Act, {"items": (Item(verb="none"),)}), (Reward, {"target": Target(seq=0, item=0)}))]),
     ("V14", [trace((Stop, {}), (Reward, {"target": Target(seq=0, item=0)}))], [1], []),
-    ("V14", [trace((Reward, {"target": Target(item=0)}))], [0], []),
+    ("V14", [trace((Reward, {"target": Target(item=0)}))], [0],
+     [branch((Reward, {"target": Target(seq=0, item=5)}), (Reward, {"target": Target(agent="z")}),
+             (Reward, {"target": Target(role="z")}))]),
     ("V14", [trace((Reward, {"target": Target(agent="b")}))], [0],
      [trace((Reward, {"agent": "env", "target": Target(agent="a")}), **TEAM)]),
     ("V14", [trace((Reward, {"target": Target(role="b")}))], [0],
@@ -278,7 +299,12 @@ CASES: list[Case] = [
             (ToolCall, {"tool": "x"}), (ToolCall, {"tool": "x"}))]),
     ("W04", [rewards(1.0, 1.0, 1.0)], [1],
      [rewards(1.0, 1.0), rewards(1.0, 1.0, 0.5), rewards(0.0, 0.0, 0.0),
-      rewards(1.0, 1.0, 1.0, acts=4)]),
+      rewards(1.0, 1.0, 1.0, acts=4),
+      trace(*[(Act, {})] * 3, *[(Reward, {"amount": 1.0})] * 3)]),
+    ("W04", [trace(*[(Act, {})] * 3,
+                   *[(Reward, {"amount": 1.0, "target": Target(seq=seq)}) for seq in range(3)])],
+     [3], [trace(*[(Act, {})] * 3,
+                 *[(Reward, {"amount": 1.0, "target": Target(seq=0)})] * 3)]),
 ]  # fmt: skip
 
 
@@ -513,6 +539,26 @@ def test_integers_over_64_bits_are_found_while_reading(tmp_path: Path) -> None:
         assert [(f.rule, f.line) for f in check(path)] in ([("V01", 2)], [("V02", 2)])
     path.write_text(f"{text}\n{line.replace(seq, '0')}{(1 << 64) - 1}}}\n")
     assert check(path) == []
+
+
+def test_traces_that_have_passed_are_let_go() -> None:
+    """Of 100 traces of 1,000 events that name a file, never more than a chunk is alive, plus the
+    one that is being made.
+    """
+    alive: list[weakref.ref[Trace]] = []
+    most = 0
+
+    def run() -> Iterator[Trace]:
+        nonlocal most
+        for number in range(100):
+            made = replace(trace(*[(Act, {})] * 1000, trace_id=str(number)), file="x.jsonl")
+            alive.append(weakref.ref(made))
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield made
+            del made
+
+    assert validate(run()).events == 100_000
+    assert most <= 6
 
 
 # ---------------------------------------------------------------------------------------------

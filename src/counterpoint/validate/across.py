@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from counterpoint.schema import Finding, Trace, chain, encode, header_digest
@@ -28,15 +28,16 @@ class Seen:
     homes: dict[str, str | Trace] = field(default_factory=dict)
     """trace_id → its file, or the trace."""
 
-    def note(self, trace: Trace) -> None:
-        """Remember what the rules between traces ask of `trace`."""
-        header = trace.header
-        self.digests[trace.digest].append((trace.file or "", header.trace_id))
-        self.homes.setdefault(header.trace_id, trace.file or trace)
-        if header.group_id is not None and header.rollout_id is not None:
-            self.rollouts[header.group_id, header.rollout_id] += 1
-        if header.fork is not None:
-            self.forks.append(replace(trace, events=(), lines=()))
+    def note(self, traces: Sequence[Trace]) -> None:
+        """Remember what the rules between traces ask of `traces`."""
+        for trace in traces:
+            header = trace.header
+            self.digests[trace.digest].append((trace.file or "", header.trace_id))
+            self.homes.setdefault(header.trace_id, trace.file or trace)
+            if header.group_id is not None and header.rollout_id is not None:
+                self.rollouts[header.group_id, header.rollout_id] += 1
+            if header.fork is not None:
+                self.forks.append(replace(trace, events=(), lines=()))
 
 
 def stored_once(seen: Seen) -> Iterator[Finding]:
