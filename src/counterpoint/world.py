@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import UNSET
 
 from counterpoint.schema import (
+    DECISIONS,
     RESERVED,
     Act,
     AgentReturn,
@@ -26,8 +27,10 @@ from counterpoint.schema import (
     Delegate,
     Deliver,
     Despawn,
+    Effect,
     Header,
     Intervene,
+    Item,
     Message,
     Observe,
     Reward,
@@ -57,14 +60,85 @@ class Agent:
     replaces it by the events that are kept.
     """
 
-    __slots__ = ("alive", "context", "inbox", "role", "seen")
+    __slots__ = (
+        "acts",
+        "alive",
+        "births",
+        "context",
+        "inbox",
+        "last",
+        "results",
+        "role",
+        "seen",
+    )
 
     def __init__(self, role: str) -> None:
         self.role = role
         self.alive = True
+        self.acts = 0
+        """Turns it has taken."""
+        self.results = 0
+        """Results it has been given."""
+        self.births = 0
+        """Times it spawned or declined to."""
+        self.last: list[int] = []
+        """What its next turn follows: its last observation and act, or the spawn that made it."""
         self.inbox: Seqs = {}
         self.seen: Seqs = {}
         self.context: Seqs = {}
+
+
+class Control:
+    """Where in a turn the run stands, so that it can go on between two items of one act.
+
+    An observation is followed by its agent's act, an act by its items in order.
+    """
+
+    __slots__ = (
+        "act",
+        "calls",
+        "consent",
+        "cursor",
+        "handled",
+        "items",
+        "observe",
+        "paid",
+        "tokens",
+        "turns",
+        "waits",
+    )
+
+    def __init__(self) -> None:
+        self.cursor: str | None = None
+        """Who acted last."""
+        self.observe: int | None = None
+        """An observation whose act has not come."""
+        self.act: int | None = None
+        """The last act."""
+        self.items: tuple[Item, ...] = ()
+        self.handled = 0
+        """Its items, and how many of them are dealt with."""
+        self.consent: bool | None = None
+        """What a human said about the item that is next."""
+        self.waits: dict[int, str] = {}
+        """Delegations whose sender goes on only after the return: seq → sender."""
+        self.turns = 0
+        self.calls = 0
+        self.tokens = 0
+        self.paid = 0
+        """Rewards since the stop."""
+
+    @property
+    def next_item(self) -> int | None:
+        """Index of the next item that does something; None if the turn is over."""
+        for index in range(self.handled, len(self.items)):
+            if self.items[index].verb not in INERT:
+                return index
+        return None
+
+
+INERT: frozenset[str] = frozenset({"none", *(f"no_{verb}" for verb in DECISIONS)})
+"""Verbs that have no effect."""
 
 
 class World:
@@ -77,6 +151,7 @@ class World:
         "agents",
         "artefacts",
         "blocked",
+        "control",
         "explicit",
         "in_flight",
         "next_seq",
@@ -105,14 +180,19 @@ class World:
         self.rewards: dict[str, float] = {}
         """Sum of the scored amounts of each channel."""
         self.next_seq = 0 if header.fork is None else header.fork.seq
+        self.control = Control()
 
     def digest(self) -> str:
         """Digest of the whole public state, so that two worlds can be compared."""
         state = {
             "agents": {
-                name: [a.role, a.alive, list(a.inbox), list(a.seen), list(a.context)]
+                name: [
+                    *(a.role, a.alive, list(a.inbox), list(a.seen), list(a.context)),
+                    *(a.acts, a.results, a.births, a.last),
+                ]
                 for name, a in self.agents.items()
             },
+            "control": [getattr(self.control, name) for name in Control.__slots__],
             "artefacts": self.artefacts,
             "in_flight": _by_seq(self.in_flight),
             "open_calls": list(self.open_calls.items()),
@@ -170,6 +250,8 @@ def apply(world: World, event: AnyEvent) -> None:
     stays dead, whatever it does, until it is spawned again.
     """
     _APPLY[type(event)](world, event)
+    if isinstance(event, Effect):
+        _handled(world, event.item)
     if event.seq >= world.next_seq:
         world.next_seq = event.seq + 1
 
@@ -237,6 +319,8 @@ def _observe(world: World, event: Observe) -> None:
     agent = _agent(world, event.agent)
     if agent is None:
         return
+    world.control.observe = event.seq
+    agent.last = [event.seq]
     if event.context != "append":
         agent.context = dict.fromkeys(event.kept if event.context == "fold" else ())
     if event.content_raw is not UNSET:
@@ -249,16 +333,27 @@ def _observe(world: World, event: Observe) -> None:
 
 
 def _act(world: World, event: Act) -> None:
+    control = world.control
+    control.cursor, control.observe, control.act = event.agent, None, event.seq
+    control.items, control.handled, control.consent = event.items, 0, None
+    control.turns += 1
+    control.tokens += event.tokens_out or 0
     agent = _agent(world, event.agent)
     if agent is not None:
         agent.context[event.seq] = None
+        agent.acts += 1
+        agent.births += sum(item.verb in ("spawn", "no_spawn") for item in event.items)
+        agent.last = [*agent.last[-1:], event.seq]
 
 
 def _spawn(world: World, event: Spawn) -> None:
-    _agent(world, event.agent)
+    parent = _agent(world, event.agent)
+    if parent is not None and world.explicit:
+        parent.inbox[event.seq] = None  # it has to learn the child's id
     child = _agent(world, event.child)
     if child is None:
         return
+    child.last = [event.seq]
     child.alive = True
     child.role = event.child_role or child.role
     if event.context_raw is not UNSET:
@@ -294,6 +389,8 @@ def _delegate(world: World, event: Delegate) -> None:
     owing = {name for name in event.to if name not in RESERVED}
     if owing and event.seq not in world.blocked:
         world.open_delegations[event.seq] = owing
+        if event.waits:
+            world.control.waits[event.seq] = event.agent
 
 
 def _agent_return(world: World, event: AgentReturn) -> None:
@@ -325,12 +422,15 @@ def _settle(open_for: dict[int, Ids], seq: int, name: str) -> None:
 def _tool_call(world: World, event: ToolCall) -> None:
     _agent(world, event.agent)
     world.open_calls[event.seq] = event.agent
+    world.control.calls += 1
 
 
 def _tool_result(world: World, event: ToolResult) -> None:
     """A result goes to the caller at once; where no open call is named, to the event's agent."""
     caller = event.agent if event.call is None else world.open_calls.pop(event.call, event.agent)
     agent = _agent(world, caller)
+    if agent is not None:
+        agent.results += 1
     if agent is not None and event.seq not in world.blocked:
         agent.inbox[event.seq] = None
 
@@ -352,6 +452,8 @@ def _stop(world: World, event: Stop) -> None:
 
 
 def _reward(world: World, event: Reward) -> None:
+    if world.stopped is not None:
+        world.control.paid += 1
     if event.amount is not None:
         world.rewards[event.channel] = world.rewards.get(event.channel, 0.0) + event.amount
 
@@ -359,11 +461,24 @@ def _reward(world: World, event: Reward) -> None:
 def _intervene(world: World, event: Intervene) -> None:
     if event.do == "mute":
         _block(world, event.target)
+    elif event.do in ("consent", "refuse") and event.target == world.control.act:
+        world.control.consent = event.do == "consent"
 
 
 def _safety(world: World, event: Safety) -> None:
-    if event.effect == "blocked":
+    if event.effect != "blocked":
+        return
+    if event.target is not None and event.target == world.control.act:
+        _handled(world, world.control.next_item)
+    else:
         _block(world, event.target)
+
+
+def _handled(world: World, item: int | None) -> None:
+    """An item of the current act is dealt with."""
+    if item is not None:
+        world.control.handled = item + 1
+        world.control.consent = None
 
 
 def _block(world: World, seq: int | None) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from counterpoint.append import save, trace_lines, whole_file
 from counterpoint.cli import render
 from counterpoint.credit import METHODS, estimate, parameters, score
 from counterpoint.creditfile import entries, matched, read_entries
@@ -18,7 +17,8 @@ from counterpoint.games import GAMES, deal, play, truth
 from counterpoint.lanes import lanes, summary
 from counterpoint.ledger import Credit
 from counterpoint.rows import difference, load_batch, save_batch
-from counterpoint.schema import CreditEntry, Finding, Trace
+from counterpoint.save import save, trace_lines, whole_file
+from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
@@ -182,7 +182,7 @@ def credit(
     found: list[Finding] = []
     kept: list[Trace] = []
     traces = render.progress(read(path, format_, findings=found), "reading")
-    rewards = list(side_records(late)) if late else None
+    rewards = [r for r in side_records(late) if isinstance(r, LateReward)] if late else None
     steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards)
     results = {name: estimate(name, steps, **options) for name in methods.split(",")}
     params = {name: parameters(name, options) for name in results}

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.append import whole_file
 from counterpoint.ledger import Credit
 from counterpoint.rows import verl_agent
+from counterpoint.save import whole_file
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 

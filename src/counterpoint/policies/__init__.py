@@ -1,0 +1,73 @@
+"""What acts: any callable from an observation to text, and a few that come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from counterpoint.schema import Item
+from counterpoint.streams import Draws
+
+
+class Shown(NamedTuple):
+    """One turn of what an agent reads: a chat role (system, user, assistant), whose it is, text."""
+
+    role: str
+    origin: str
+    text: str
+
+
+class Observation(NamedTuple):
+    """What a policy sees, built from the `observe` event and the fold alone.
+
+    Attributes:
+        agent, role: who is to act.
+        turns: what is new since its last act.
+        anchor: key of the state before the action.
+        context: gives the whole context by the context rule, oldest first.
+    """
+
+    agent: str
+    role: str
+    turns: tuple[Shown, ...]
+    anchor: str | None
+    context: Callable[[], list[Shown]]
+
+    @property
+    def text(self) -> str:
+        """The new turns as one text."""
+        return "\n".join(turn.text for turn in self.turns)
+
+    def messages(self) -> list[Shown]:
+        """Everything the agent has before its eyes, the new turns last."""
+        return self.context()
+
+
+class Output(NamedTuple):
+    """A turn. With `items` (an endpoint's tool calls) the text is never parsed."""
+
+    text: str
+    items: Sequence[Item] | None = None
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    value: float | None = None
+
+
+Menu = Mapping[str, str] | None
+"""Label → text of a whole turn, in menu order; None where nothing is prescribed."""
+
+
+class Policy(Protocol):
+    """A callable from (observation, menu, draws) to a turn.
+
+    It may also have `probs(observation, legal)` (one probability per menu entry, in order), which
+    propensities need; and the attributes `target`, `version`, `params_digest`, `deterministic`.
+    """
+
+    def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> str | Output:
+        """One turn."""
+
+
+def described(policy: Any, name: str) -> Any:
+    """An attribute that a policy may have, None where it has not."""
+    return getattr(policy, name, None)

@@ -1,0 +1,63 @@
+"""Where a text came from, kept beside it until a prompt needs it, and visible there.
+
+A `Labelled` text is what prompts are built from. Text that is not the policy's own is put into a
+block whose fence the text itself cannot contain: no text can end its block, claim another origin,
+or open a block of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from counterpoint.schema import Trust
+from counterpoint.spelling import digest_of
+
+
+class Labelled(NamedTuple):
+    """A text with its origin (an agent, a tool, `env`, `human`) and its trust."""
+
+    text: str
+    origin: str
+    trust: Trust
+
+
+def wrap(labelled: Labelled) -> str:
+    """The text as one block: a line that says where it came from, the text, a line that ends it.
+
+        <<from search, untrusted, 3f9a2c11
+        …
+        3f9a2c11>>
+
+    The fence is a digest that does not occur in the text; the origin is spelled without controls.
+    """
+    fence = _fence(labelled.text)
+    origin = re.sub(r"[^\w.:/@-]", "_", labelled.origin)[:80]
+    return f"<<from {origin}, {labelled.trust}, {fence}\n{labelled.text}\n{fence}>>"
+
+
+_OPENING = re.compile(r"<<from ([\w.:/@-]*), (untrusted|unknown|human|trusted), ([0-9a-f]{8})\n")
+
+
+def blocks(prompt: str) -> list[Labelled]:
+    """The blocks of a prompt that `wrap` made, in order; what stands between them is left out."""
+    found = []
+    at = 0
+    while opening := _OPENING.search(prompt, at):
+        origin, trust, fence = opening.groups()
+        end = prompt.find(f"\n{fence}>>", opening.end() - 1)
+        if end < 0:
+            break
+        text = prompt[opening.end() : max(end, opening.end())]
+        found.append(Labelled(text, origin, trust))  # type: ignore[arg-type]
+        at = end + len(fence) + 3
+    return found
+
+
+def _fence(text: str) -> str:
+    data = text.encode("utf-8", "surrogatepass")
+    fence = digest_of(data).hex()[:8]
+    while fence in text:
+        data += b"."
+        fence = digest_of(data).hex()[:8]
+    return fence
