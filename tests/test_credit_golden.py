@@ -39,7 +39,7 @@ def off_by(values, expected) -> float:
 
 @pytest.mark.parametrize("case", cases("grpo"))
 def test_grpo(case):
-    """grpo gives verl's and TRL's advantages for the same rewards and groups."""
+    """Grpo gives verl's and TRL's advantages for the same rewards and groups."""
     reward = case["reward"]
     steps = Steps.from_columns(group=case["group_id"], rollout=range(len(reward)), reward=reward)
     assert off_by(grpo(steps, **case["params"]).values, case["advantage"]) < 1e-6
@@ -47,7 +47,7 @@ def test_grpo(case):
 
 @pytest.mark.parametrize("case", cases("gae"))
 def test_gae(case):
-    """gae gives verl's advantages, returns and whitened advantages, holes in the mask included."""
+    """Gae gives verl's advantages, returns and whitened advantages, holes in the mask included."""
     steps = from_matrix(case, also=("value",))
     plain = gae(steps, **case["params"])
     mask = np.ravel(case["mask"])
@@ -59,14 +59,14 @@ def test_gae(case):
 
 @pytest.mark.parametrize("case", cases("reinforce_plus_plus"))
 def test_returns(case):
-    """reinforce without a baseline gives the discounted returns that REINFORCE++ starts from."""
+    """Reinforce without a baseline gives the discounted returns that REINFORCE++ starts from."""
     credit = reinforce(from_matrix(case), **case["params"])
     assert off_by(credit.values, case["return"]) < 1e-6
 
 
 @pytest.mark.parametrize("case", cases("gigpo"))
 def test_gigpo(case):
-    """gigpo gives verl-agent's advantages in both modes, with weights, and with similar anchors."""
+    """Gigpo gives verl-agent's advantages in both modes, with weights, and with similar anchors."""
     params = dict(case["params"])
     columns = {"group": case["task_id"], "rollout": case["trajectory_id"], "anchor": case["anchor"]}
     if "similarity" in params:

@@ -15,7 +15,7 @@ from counterpoint.credit.anchors import (
     sample_sizes,
     similar_anchors,
 )
-from counterpoint.credit.grouped import Singleton, check_spread, grpo
+from counterpoint.credit.grouped import Singleton, check_spread, grpo, scaling
 from counterpoint.credit.returns import MaskedReward, returns
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -137,9 +137,8 @@ def _at_anchor(
     mean, sigma, size = groups.moments(
         cell if every else cell[counted], G if every else G[counted], n, ddof
     )
-    scale = (sigma > sigma_floor).astype(np.float64)
-    if normalize_std:
-        scale /= sigma + eps
+    alive = sigma > sigma_floor
+    scale = scaling(sigma, alive, eps) if normalize_std else alive.astype(np.float64)
     step = G - mean.take(cell)
     step *= scale.take(cell)
     step += 0.0  # a dead anchor gives 0, not −0

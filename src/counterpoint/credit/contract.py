@@ -38,8 +38,9 @@ def check_credit_method(method: Run, reference: Run | None = None) -> None:
         Refused: naming the promise and the case. An error inside the method itself is not caught.
     """
     for case, steps in _cases():
+        before = _columns(steps)
         credit = _run(method, case, steps)
-        for promise, kept in _promises(method, steps, credit):
+        for promise, kept in _promises(method, steps, before, credit):
             if not kept:
                 raise Refused(f"case {case!r}: {promise}")
         if reference is not None and not _same(credit.values, reference(steps).values):
@@ -56,7 +57,9 @@ def _run(method: Run, case: str, steps: Steps) -> Credit:
     return credit
 
 
-def _promises(method: Run, steps: Steps, credit: Credit) -> Iterator[tuple[str, bool]]:
+def _promises(
+    method: Run, steps: Steps, before: dict[str, Any], credit: Credit
+) -> Iterator[tuple[str, bool]]:
     """Every promise in words, and whether it is kept; asked one after another."""
     values, n = credit.values, len(steps)
     yield f"{len(values)} values for {n} rows", len(values) == n
@@ -69,10 +72,9 @@ def _promises(method: Run, steps: Steps, credit: Credit) -> Iterator[tuple[str, 
     scored = ~np.isnan(steps.outcome)
     yield "an unscored rollout is credited; it must be NaN", not credit.credited[~scored].any()
     yield "a scored, trainable row has no finite credit", bool(np.isfinite(values[due]).all())
-    before = _columns(steps)
+    yield "it changes the steps in place", _equal(before, _columns(steps))
     again = method(steps).values
     yield "the same steps give other values when asked again", _same(values, again)
-    yield "it changes the steps in place", _equal(before, _columns(steps))
     for name, order in _orders(n):
         moved = method(_take(steps, order)).values
         yield f"with rows {name} a row's credit changes", _same(values[order], moved)

@@ -166,7 +166,7 @@ def _cut_values(steps: Steps, chain: _Chain) -> Floats:
     final = np.zeros(steps.n_rollouts, dtype=np.int64)
     final[steps.rollout[steps.order]] = steps.order
     value: Floats = np.where(steps.mask, 0.0, np.nan_to_num(steps.need("value")))
-    return value[final].take(steps.rollout[chain.rows])
+    return value.take(final.take(steps.rollout[chain.rows]))
 
 
 def _on_rows(steps: Steps, chain: _Chain, part: Floats) -> Floats:
@@ -184,7 +184,7 @@ def _whitened(A: Floats) -> Floats:
         raise Refused(f"whitening needs two credited turns or more, here are {len(credited)}")
     if not len(A):
         return A
-    return (A - credited.mean()) / np.sqrt(credited.var(ddof=1) + 1e-8)
+    return (A - float(credited.mean())) / float(np.sqrt(credited.var(ddof=1) + 1e-8))
 
 
 def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:

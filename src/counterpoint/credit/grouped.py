@@ -59,9 +59,8 @@ def grpo(
     check_spread(normalize_std, ddof, eps, sigma_floor, batch=True)
     mean, sigma, n = steps.moments(steps.outcome, ddof, weight)
     alive = sigma > sigma_floor
-    scale = alive.astype(np.float64)
-    if normalize_std:
-        scale /= (batch_std(steps, ddof, weight) if normalize_std == "batch" else sigma) + eps
+    spread = batch_std(steps, ddof, weight) if normalize_std == "batch" else sigma
+    scale = scaling(spread, alive, eps) if normalize_std else alive.astype(np.float64)
     if unbias:
         scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
     baseline = mean.take(steps.group)
@@ -94,6 +93,13 @@ def check_spread(
         raise Refused(f"ddof is {ddof!r}; it is 0 or 1")
     if not (0 <= eps < np.inf and 0 <= sigma_floor < np.inf):
         raise Refused(f"eps ({eps!r}) and sigma_floor ({sigma_floor!r}) are numbers from 0 up")
+
+
+def scaling(spread: Floats | float, alive: Bools, eps: float) -> Floats:
+    """1 / (spread + eps) where a group has signal, 0 where it has none."""
+    out = np.zeros(len(alive))
+    np.divide(1.0, spread + eps, out=out, where=alive)
+    return out
 
 
 def batch_std(steps: Steps, ddof: int, weight: Weight) -> float:
