@@ -1,7 +1,7 @@
 """Where runs are born: the base class of environments, and the table of those that ship.
 
-An environment knows hidden facts and pays rewards; who is alive, who said what and who saw it is the
-world's business, and the harness keeps it. `view` gives an environment what one agent may know.
+An environment knows hidden facts and pays rewards. Who is alive, who said what and who saw it is
+the world's business; `view` gives an environment what one agent may know of it.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class View(NamedTuple):
 class Env:
     """Base class of environments. A subclass writes `id`, `roles`, and the methods it needs.
 
-    `id` is versioned (`doors-v0`). `roles` maps each role to the verbs and tools it may use. Options
-    of a subclass are keyword arguments of `__init__`, kept in `self.options`.
+    `id` is versioned (`doors-v0`); `roles` maps each role to the verbs and tools it may use. Options
+    are keyword arguments of `__init__`, kept in `self.options`.
     """
 
     id: ClassVar[str]
