@@ -1,5 +1,46 @@
 """Counterpoint: who earned the reward, in a run of a team of agents."""
 
+from counterpoint.credit import (
+    METHODS,
+    check_credit_method,
+    estimate,
+    gae,
+    gigpo,
+    grpo,
+    reinforce,
+    score,
+)
+from counterpoint.envs import Amount, Env, make, tool
+from counterpoint.formats import read
+from counterpoint.harness import rollout
+from counterpoint.ledger import Credit
+from counterpoint.policies import Output
+from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
+from counterpoint.schema import Trace
+from counterpoint.steps import Steps
+from counterpoint.world import fold
 
-__all__ = ["Recorder"]
+__all__ = [
+    "METHODS",
+    "Amount",
+    "Credit",
+    "Env",
+    "Output",
+    "Recorder",
+    "Softmax",
+    "Steps",
+    "Trace",
+    "check_credit_method",
+    "estimate",
+    "fold",
+    "gae",
+    "gigpo",
+    "grpo",
+    "make",
+    "read",
+    "reinforce",
+    "rollout",
+    "score",
+    "tool",
+]

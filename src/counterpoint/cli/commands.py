@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from counterpoint.cli import render
 from counterpoint.credit import METHODS, estimate, parameters, score
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.formats import FORMATS, Tally, export, read
-from counterpoint.games import GAMES, deal, play, truth
+from counterpoint.games import GAMES, deal, gradient, play, truth
 from counterpoint.lanes import lanes, summary
 from counterpoint.ledger import Credit
 from counterpoint.rows import difference, load_batch, save_batch
@@ -285,7 +286,8 @@ def score_(
         plays = play(game, groups=groups, rollouts=rollouts, seed=seed)
         result = estimate(estimate_, plays.steps, **_options(settings))
         found = {"method": estimate_, "game": against, "seed": seed}
-        found |= score(result, truth(plays, estimand))._asdict()
+        agreement = score(result, truth(plays, estimand), gradient=partial(gradient, plays))
+        found |= agreement._asdict()
     render.as_json(found) if json_ else render.pairs(found)
 
 

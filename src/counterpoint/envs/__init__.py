@@ -63,8 +63,8 @@ class View(NamedTuple):
 class Env:
     """Base class of environments. A subclass writes `id`, `roles`, and the methods it needs.
 
-    `id` is versioned (`doors-v0`); `roles` maps each role to the verbs and tools it may use. Options
-    are keyword arguments of `__init__`, kept in `self.options`.
+    `id` is versioned (`doors-v0`); `roles` maps each role to the verbs and tools it may use.
+    Options are keyword arguments of `__init__`, kept in `self.options`.
     """
 
     id: ClassVar[str]
