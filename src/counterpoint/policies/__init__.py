@@ -61,7 +61,8 @@ class Policy(Protocol):
     """A callable from (observation, menu, draws) to a turn.
 
     It may also have `probs(observation, legal)` (one probability per menu entry, in order), which
-    propensities need; and the attributes `target`, `version`, `params_digest`, `deterministic`.
+    propensities need; and the attributes `target`, `version`, `params_digest`, `deterministic`
+    (the same observation, menu and draws give the same turn: chance comes from `draws` alone).
     """
 
     def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> str | Output:

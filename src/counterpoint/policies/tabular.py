@@ -19,7 +19,7 @@ class Softmax:
     It acts from a menu only. `version` counts updates; `params_digest` names the logits.
     """
 
-    deterministic = False
+    deterministic = True
     trainable = True
 
     def __init__(self, logits: dict[str, dict[str, float]] | None = None, version: int = 0) -> None:
