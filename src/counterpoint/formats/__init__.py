@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_args
 
-from counterpoint.append import trace_lines
 from counterpoint.formats import intake as take
 from counterpoint.formats import mas_rl_v1, mas_rl_v1_out, openai_chat, who_and_when
 from counterpoint.formats.intake import UNREAD, Anchor, Intake, Rejected, Tally, trace_id_of
@@ -46,7 +45,8 @@ class Format(NamedTuple):
 
 
 def _own_lines(trace: Trace, tally: Tally) -> Iterator[bytes]:
-    return map(encode, trace_lines(trace))
+    seal = () if trace.seal is None else (trace.seal,)
+    return map(encode, (trace.header, *trace.events, *seal))
 
 
 _READERS = {

@@ -105,12 +105,12 @@ class Intake:
         self.findings.append(
             Finding(
                 rule=rule,
-                message=f"run {self.run}: {message}",
+                message=printable(f"run {self.run}: {message}"),
                 file=self.file,
                 line=self.line,
                 trace_id=self.trace_id,
                 seq=seq,
-                field=place,
+                field=None if place is None else printable(place),
             )
         )
 
@@ -139,9 +139,9 @@ class Intake:
     def notes(self, values: Mapping[str, Any]) -> Payload:
         """Freeze free notes about the run key by key, so that one bad value costs only itself."""
         kept = {
-            key: raw
-            for key in values
-            if (raw := self.optional(payload_at, values, key)) not in (None, UNSET)
+            key: value
+            for key, value in values.items()
+            if self.optional(payload_at, values, key) not in (None, UNSET)
         }
         return self.optional(payload_at, {"meta": kept or None}, "meta") or UNSET
 
@@ -153,6 +153,11 @@ class Intake:
 def clean(text: str) -> str:
     """A text that UTF-8 can spell: lone surrogates are written out as their escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def printable(text: str) -> str:
+    """A text that may go to a terminal: what is no printable character becomes its escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def kind_of(value: Any) -> str:
@@ -202,8 +207,11 @@ def payload_at(value: Any, place: str) -> Payload:
         raw = freeze(value)
     except Refused as fault:
         raise Rejected(place, f"cannot be kept: {fault}") from None
-    if raw is not UNSET and len(bytes(raw)) > MAX_PAYLOAD:
+    text = b"" if raw is UNSET else bytes(raw)
+    if len(text) > MAX_PAYLOAD:
         raise Rejected(place, f"holds more than {MAX_PAYLOAD} bytes")
+    if text.startswith(b'{"$file":'):
+        raise Rejected(place, "is spelled like a reference to one of our side files")
     return raw
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from counterpoint.formats.intake import UNREAD
 from counterpoint.schema import Finding
@@ -102,8 +102,8 @@ def _bytes(path: Path, findings: list[Finding]) -> bytes:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
-            while chunk := file.read(_CHUNK):
+            file = gzip.GzipFile(fileobj=raw) if zipped else raw
+            while chunk := file.read1(_CHUNK):  # read() would lose what precedes a cut
                 data += chunk
                 if len(data) > MAX_BYTES:
                     raise Refused(f"{path} holds more than {MAX_BYTES} bytes; split it into files")

@@ -124,7 +124,7 @@ def document(trace: Trace, tally: Tally) -> dict[str, Any]:
         "events": _events(trace, kept, ids, notes),
         "edges": list(_edges(trace, kept, ids, tally)),
         "rewards": _rewards(trace, tally),
-        "costs": {**_costs(trace), **_numbers(notes.get("costs"))},
+        "costs": _costs(trace, _numbers(notes.get("costs"))),
     }
     if trace.header.topology != "unknown":
         out["topology"] = trace.header.topology
@@ -310,15 +310,21 @@ def _rewards(trace: Trace, tally: Tally) -> dict[str, float]:
         if event.target is not None:
             tally.dropped["reward.target"] += 1
         amounts.setdefault(event.channel, []).append(event.amount)
-    return {channel: math.fsum(held) for channel, held in amounts.items()}
+    try:
+        return {channel: math.fsum(held) for channel, held in amounts.items()}
+    except OverflowError:
+        raise Refused(f"the rewards of trace {trace.trace_id} add up to no finite number") from None
 
 
-def _costs(trace: Trace) -> dict[str, float]:
+def _costs(trace: Trace, given: dict[str, Any]) -> dict[str, float]:
+    """What the log said its run cost, and what the schema requires beside it."""
     starts = [e.t_start for e in trace.events if e.t_start is not None]
     ends = [e.t_end for e in trace.events if e.t_end is not None] or starts
-    return {
+    ours: dict[str, float] = {
         "tokens": sum((e.tokens_in or 0) + (e.tokens_out or 0) for e in trace.events),
         "wall_clock_s": max(0.0, max(ends) - min(starts)) if starts else 0.0,
         "tool_calls": len(trace.of("tool_call")),
         "messages": len(trace.of("message")),
     }
+    said = {key: cost for key, cost in given.items() if cost >= 0 or key not in ours}
+    return {**({} if {"tokens", "wall_clock_s"} <= said.keys() else ours), **said}

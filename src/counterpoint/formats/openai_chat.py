@@ -69,9 +69,9 @@ def runs(data: Any) -> Iterable[Any]:
     """The runs in a document: one run, a list of runs, or a bare list of messages."""
     if not isinstance(data, list):
         return [data]
-    if any(isinstance(x, list) or (isinstance(x, dict) and _messages_key(x)) for x in data):
-        return data
-    return [data] if data else []
+    objects = [x for x in data if isinstance(x, dict)]
+    bare = any("role" in x for x in objects) and not any(map(_messages_key, objects))
+    return [data] if bare else data
 
 
 def _messages_key(run: dict[str, Any]) -> str | None:

@@ -52,8 +52,11 @@ def _entry(raw: Any, place: str, tally: Tally) -> Entry:
     else:
         tally.dropped.update(["role"] if role is not None else [])
     tally.dropped.update(take.clean(key) for key in given.keys() - {"name", "role", "content"})
-    agent = name if name == HUMAN else agent_id(name)
-    return Entry(agent, take.payload_at(content, f"{place}.content"), to)
+    return Entry(_agent(name), take.payload_at(content, f"{place}.content"), to)
+
+
+def _agent(name: str) -> str:
+    return name if name == HUMAN else agent_id(name)
 
 
 def _speaker(role: str) -> tuple[str, tuple[str, ...] | None]:
@@ -62,7 +65,7 @@ def _speaker(role: str) -> tuple[str, tuple[str, ...] | None]:
     if not found or not name or not rest.endswith(")"):
         return role, None
     arrow, _, receiver = rest[:-1].partition("-> ")
-    return name, () if arrow or not receiver else (agent_id(receiver),)
+    return name, () if arrow or not receiver else (_agent(receiver),)
 
 
 def to_trace(run: Any, intake: Intake) -> Trace:
@@ -140,12 +143,10 @@ def _check_label(
     agent, step = about.get("mistake_agent"), str(about.get("mistake_step", "")).strip()
     if not isinstance(agent, str) or not step:
         return
-    at = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else None
-    speaker = dict(speakers).get(-1 if at is None else at)
-    if speaker == agent_id(take.clean(agent)):
+    at = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else -1
+    speaker = dict(speakers).get(at)
+    if speaker == _agent(take.clean(agent)):
         return
     found = "which the history does not have" if speaker is None else f"where {speaker} speaks"
-    message = (
-        f"the label blames {take.clean(agent)} at step {ascii(step)[1:40].rstrip(chr(39))}, {found}"
-    )
-    intake.report("W02", message, "mistake_agent", acts.get(-1 if at is None else at))
+    message = f"the label blames {agent} at step {step[:40]}, {found}"
+    intake.report("W02", message, "mistake_agent", acts.get(at))
