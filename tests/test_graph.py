@@ -133,6 +133,14 @@ def test_the_critical_path_is_the_longest_in_seconds():
     assert (path.length, path.unit) == (7.0, "seconds")
 
 
+@pytest.mark.parametrize("causes", [(0, 2), (2, 0), (2, 2)])
+def test_the_longer_way_is_taken_in_whatever_order_causes_stand(causes):
+    """0 → 1 → 2 → 3 has four events, the shortcut 0 → 3 two."""
+    chain = [make("act", 0, "a"), make("act", 1, "a", 0), make("act", 2, "a", 1)]
+    path = TraceGraph(trace_of(*chain, make("act", 3, "a", *causes))).critical_path()
+    assert (path.seqs.tolist(), path.length) == ([0, 1, 2, 3], 4.0)
+
+
 def test_without_clocks_the_critical_path_counts_events():
     """Through y the team's chain has ten events (its message is delivered), through x nine."""
     path = TraceGraph(TEAM).critical_path()

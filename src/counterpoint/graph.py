@@ -239,22 +239,11 @@ class TraceGraph:
             return Path(np.empty(0, dtype=np.int64), 0.0, "events")
         took = np.maximum(np.nan_to_num(self.table.t_end - self.table.t_start, posinf=0.0), 0.0)
         timed = bool(took.any())
-        took_each: list[float] = (took if timed else np.ones(len(self))).tolist()
-        length = took_each.copy()
-        before = [-1] * len(self)
-        edges = (self.table.effect[self.kept].tolist(), self.table.cause[self.kept].tolist())
-        for e, c in zip(*edges, strict=True):
-            through = length[c] + took_each[e]
-            if through >= length[e]:
-                length[e] = through
-                before[e] = c
-        rows, row = [], int(np.argmax(length))
-        total = length[row]
-        while row >= 0:
-            rows.append(row)
-            row = before[row]
-        seqs = self.table.seq[rows[::-1]]
-        return Path(seqs, total, "seconds" if timed else "events")
+        weight = took if timed else np.ones(len(self))
+        rows = _longest(weight, self.table.effect[self.kept], self.table.cause[self.kept])
+        return Path(
+            self.table.seq[rows], float(weight[rows].sum()), "seconds" if timed else "events"
+        )
 
     def fan_outs(self) -> Ints:
         """Seqs of branch points: events from which two or more lines of work start directly.
@@ -388,6 +377,39 @@ def _swept(links: Links, row: int, roots: Ints) -> Bools:
         if marks[r]:
             marks[below] = True
     return np.array(marks, dtype=np.bool_)
+
+
+def _longest(weight: Floats, effect: Ints, cause: Ints) -> Ints:
+    """Rows of the path of largest weight.
+
+    A row whose only cause is the row before it continues a run; a run is one sum, so that only the
+    edges into the heads of runs are swept one by one.
+    """
+    alone = (np.bincount(effect, minlength=len(weight))[effect] == 1) & (cause == effect - 1)
+    heads = np.ones(len(weight), dtype=np.bool_)
+    heads[effect[alone]] = False
+    head, run = np.flatnonzero(heads), np.cumsum(heads) - 1
+    since = np.cumsum(weight)
+    since -= since[head][run]
+    e, c = effect[~alone], cause[~alone]
+    # of two causes in one run the later one has the longer path
+    best = np.ones(len(e), dtype=np.bool_)
+    best[:-1] = (e[:-1] != e[1:]) | (run[c[:-1]] != run[c[1:]]) | (c[:-1] > c[1:])
+    e, c = e[best], c[best]
+    into, out_of, step = run[e].tolist(), run[c].tolist(), (since[c] + weight[e]).tolist()
+    length, before = weight[head].tolist(), [-1] * len(head)
+    for edge, (to, of, more) in enumerate(zip(into, out_of, step, strict=True)):
+        through = length[of] + more
+        if through >= length[to]:
+            length[to] = through
+            before[to] = edge
+    last = int(np.argmax(np.array(length)[run] + since))
+    runs, edges = [int(run[last])], []
+    while (edge := before[runs[-1]]) >= 0:
+        runs.append(out_of[edge])
+        edges.append(edge)
+    ends = np.append(c[edges[::-1]], last) if edges else np.array([last])
+    return _ranges(head[runs[::-1]], ends + 1)
 
 
 def _ranges(begin: Ints, end: Ints) -> Ints:
