@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -243,5 +244,5 @@ def figure(rows: int, columns: int, draw: Callable[[Any], None], height: float) 
         draw(drawn.subplots(rows, columns, squeeze=False))
         out = io.StringIO()
         drawn.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue(), flags=re.DOTALL)
     return text[text.index("<svg") :]

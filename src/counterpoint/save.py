@@ -30,10 +30,12 @@ def save(
     replaced when everything is written).
     """
     if append and Path(path).exists():
-        spelled = b"".join(encode(line) + b"\n" for line in lines)
-        store = AppendOnly(Path(path), "trace")
-        store.append(spelled, sealed=True)
-        store.close()
+        spelled = [encode(line) + b"\n" for line in lines]
+        store = AppendOnly(Path(path), "write")
+        try:
+            store.append("", spelled, sealed=True)
+        finally:
+            store.close()
         return
     with whole_file(path, force=force or append) as file:
         for line in lines:

@@ -1,0 +1,5 @@
+"""`python -m counterpoint.cli`."""
+
+from counterpoint.cli import main
+
+main()
