@@ -160,6 +160,14 @@ def test_odd_clocks_count_nothing():
     assert path.seqs.tolist() == [0, 1]
 
 
+def test_of_equal_paths_the_one_through_the_later_cause_is_named():
+    """Two causes that took no time: the path still reaches back, through the later one."""
+    trace = trace_of(
+        make("act", 0, "a"), make("act", 1, "b"), make("act", 2, "a", 0, 1, t_start=0.0, t_end=2.0)
+    )
+    assert TraceGraph(trace).critical_path().seqs.tolist() == [1, 2]
+
+
 def test_an_empty_trace_is_a_graph():
     """No events: no edges, an empty path, and still an answer to each question."""
     graph = TraceGraph(trace_of())
