@@ -39,11 +39,12 @@ def encode_labels(labels: Sequence[Any] | npt.NDArray[Any]) -> tuple[Ints, tuple
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         return rank[codes], tuple(distinct[order].tolist())
-    seen: dict[Any, int] = {}
-    number = seen.setdefault
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    codes = np.fromiter((number(v, len(seen)) for v in values), np.int64, len(values))
-    return codes, tuple(seen)
+    texts = tuple(dict.fromkeys(values))
+    if len(texts) == len(values):
+        return np.arange(len(values)), texts
+    number = dict(zip(texts, range(len(texts)), strict=True))
+    return np.fromiter(map(number.__getitem__, values), np.int64, len(values)), texts
 
 
 def pair(first: Ints, second: Ints) -> Ints:
@@ -100,6 +101,13 @@ def moments(codes: Ints, values: Floats, n: int, ddof: int = 1) -> tuple[Floats,
     degrees = size - ddof
     variance = np.divide(total(codes, off, n), degrees, out=np.zeros(n), where=degrees > 0)
     return centre, np.sqrt(variance), size
+
+
+def same_as_next(codes: Ints) -> Bools:
+    """Whether each code equals the one after it; False for the last."""
+    same = np.zeros(len(codes), dtype=bool)
+    np.equal(codes[1:], codes[:-1], out=same[:-1])
+    return same
 
 
 def shared(codes: Ints, members: Ints, n: int) -> Bools:

@@ -173,9 +173,14 @@ class Steps:
         return int(self.rollout.max(initial=-1)) + 1
 
     @cached_property
+    def in_order(self) -> bool:
+        """Whether the rows stand sorted by rollout, then step, as most tables do."""
+        return _in_order(self.rollout, self.step)
+
+    @cached_property
     def order(self) -> Ints:
         """Rows sorted by rollout, then step."""
-        return _by_rollout(self.rollout, self.step)
+        return np.arange(len(self)) if self.in_order else np.lexsort((self.step, self.rollout))
 
     # -- statistics over the rollouts of a group -----------------------------------------------
 
@@ -186,6 +191,10 @@ class Steps:
         """
         if self.n_rollouts == len(self):
             return self.rollout
+        within = groups.same_as_next(self.rollout)[:-1]
+        within &= self.outcome[1:] != self.outcome[:-1]
+        if self.in_order and not within.any():
+            return self.rollout
         first = np.zeros(self.n_rollouts)
         first[self.rollout[::-1]] = self.outcome[::-1]
         same = first.take(self.rollout) == self.outcome
@@ -194,12 +203,21 @@ class Steps:
         return groups.pair(self.rollout, self.agent)
 
     @cached_property
+    def unscored(self) -> Ints:
+        """Rows whose outcome is missing."""
+        return np.flatnonzero(np.isnan(self.outcome))
+
+    @cached_property
     def head(self) -> Ints:
         """First trainable row of every cell that has one."""
         n = int(self.cell.max(initial=-1)) + 1
         if n == len(self):  # every row is a rollout of its own: nothing to sort
             return np.flatnonzero(self.mask)
         rows = self.trainable
+        if self.cell is self.rollout:
+            begins = np.ones(len(rows), dtype=bool)
+            np.logical_not(self.goes_on[:-1], out=begins[1:])
+            return rows[begins]
         head = np.full(n, -1, dtype=np.int64)
         head[self.cell[rows[::-1]]] = rows[::-1]
         return head[head >= 0]
@@ -207,7 +225,14 @@ class Steps:
     @cached_property
     def trainable(self) -> Ints:
         """Trainable rows, sorted by rollout, then step."""
-        return self.order if self.mask.all() else self.order[self.mask[self.order]]
+        if self.in_order:
+            return np.flatnonzero(self.mask)
+        return self.order[self.mask[self.order]]
+
+    @cached_property
+    def goes_on(self) -> Bools:
+        """Whether each of `trainable` is followed by another of its rollout."""
+        return groups.same_as_next(self.rollout[self.trainable])
 
     def picked(self, x: Floats, weight: Weight = "rollout") -> Ints:
         """Rows that enter the statistics of `x`: trainable and not NaN, each cell once unless
@@ -407,7 +432,9 @@ def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
         step[order] = np.arange(n) - begin[rollout[order]]
         return step
     step = _whole("step", given)
-    order = _by_rollout(rollout, step)
+    if _in_order(rollout, step):
+        return step
+    order = np.lexsort((step, rollout))
     before, after = order[:-1], order[1:]
     again = (rollout[before] == rollout[after]) & (step[before] == step[after])
     if again.any():
@@ -417,12 +444,12 @@ def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
     return step
 
 
-def _by_rollout(rollout: Ints, step: Ints) -> Ints:
-    """Rows sorted by rollout, then step; most tables are sorted already."""
-    same = rollout[1:] == rollout[:-1]
-    if np.all((rollout[1:] > rollout[:-1]) | (same & (step[1:] > step[:-1]))):
-        return np.arange(len(rollout))
-    return np.lexsort((step, rollout))
+def _in_order(rollout: Ints, step: Ints) -> bool:
+    """Whether rollouts rise, and steps within each."""
+    rises = np.greater(step[1:], step[:-1])
+    rises &= rollout[1:] == rollout[:-1]
+    rises |= rollout[1:] > rollout[:-1]
+    return bool(rises.all())
 
 
 def _outcome(given: dict[str, Any], scored: Floats | None, rollout: Ints, agent: Ints) -> Floats:

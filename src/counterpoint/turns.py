@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -112,6 +113,9 @@ def _rewards(
     shared: list[float] = []
     own: dict[str, list[float]] = {}
     at_seq = {row.seq: i for i, row in enumerate(rows)}
+    acts: dict[str | None, list[int]] = {None: list(at_seq)}
+    for row in rows:
+        acts.setdefault(row.agent, []).append(row.seq)
     timed: list[tuple[float, Reward | LateReward]] = []
     timed += [(event.seq, event) for event in trace.events if isinstance(event, Reward)]
     timed += [(math.inf, event) for event in late]
@@ -124,8 +128,9 @@ def _rewards(
         held.append(event.amount)
         place = at_seq.get(target.seq) if target and target.seq is not None else None
         if place is None:
-            before = [i for i, r in enumerate(rows) if r.seq < seq and agent in (None, r.agent)]
-            place = before[-1] if before else 0
+            seqs = acts.get(agent, [])
+            before = bisect_left(seqs, seq)
+            place = at_seq[seqs[before - 1]] if before else 0
         reward[place] += event.amount
     base = math.fsum(shared) if shared else math.nan
     if not own:

@@ -12,6 +12,8 @@ from counterpoint.credit.anchors import (
     Order,
     anchor_groups,
     check_key,
+    key_cost,
+    only,
     sample_sizes,
     similar_anchors,
 )
@@ -107,8 +109,8 @@ def gigpo(
     if similarity is not None:
         anchor = similar_anchors(steps, key, similarity, order, autojunk)
     G = returns(steps, gamma, masked_reward)
-    counted = (anchor >= 0) & ~np.isnan(G)
     nested = anchor_groups(steps, key, anchor)
+    counted = (anchor >= 0) & ~np.isnan(G)
     step, about = _at_anchor(G, counted, nested[-1], normalize_std, ddof, eps, sigma_floor)
     return Credit(
         episode.values + step_weight * step,
@@ -116,8 +118,8 @@ def gigpo(
         parts={"episode": episode.values, "step": step, "step_return": G, **about, **episode.parts},
         diagnostics={
             **episode.diagnostics,
-            **sample_sizes(steps, counted, nested[-1]),
-            "key_cost": _key_cost(steps, check_key(key), counted, nested),
+            **sample_sizes(steps, counted, nested),
+            "key_cost": key_cost(steps, counted, nested, check_key(key)),
         },
     )
 
@@ -133,37 +135,15 @@ def _at_anchor(
 ) -> tuple[Floats, dict[str, Floats]]:
     """A_S of every row, and the mean, spread and size of its anchor group."""
     n = int(cell.max(initial=-1)) + 1
-    every = bool(counted.all())
-    mean, sigma, size = groups.moments(
-        cell if every else cell[counted], G if every else G[counted], n, ddof
-    )
+    mean, sigma, size = groups.moments(*only(counted, cell, G), n, ddof)
     alive = sigma > sigma_floor
     scale = scaling(sigma, alive, eps) if normalize_std else alive.astype(np.float64)
-    step = G - mean.take(cell)
+    centre = mean.take(cell)
+    step = G - centre
     step *= scale.take(cell)
     step += 0.0  # a dead anchor gives 0, not −0
-    if not every:
+    sizes = size.take(cell)
+    if not counted.all():
         step[~counted & ~np.isnan(G)] = 0.0
-    return step, {
-        "anchor_size": np.where(counted, size.take(cell), 0.0),
-        "step_mean": mean.take(cell),
-        "step_std": sigma.take(cell),
-    }
-
-
-def _key_cost(
-    steps: Steps, key: Sequence[str], counted: Bools, nested: Sequence[Ints]
-) -> dict[str, int]:
-    """How many turns lose their last partner of another rollout with each further part."""
-    partnered: list[int] = []
-    for i, codes in enumerate(nested):
-        if i and codes is nested[i - 1]:
-            partnered.append(partnered[-1])
-            continue
-        cell = codes[counted]
-        both = groups.shared(cell, steps.rollout[counted], int(codes.max(initial=-1)) + 1)
-        partnered.append(int(np.count_nonzero(both.take(cell))))
-    return {
-        part: before - after
-        for part, before, after in zip(key[1:], partnered, partnered[1:], strict=False)
-    }
+        sizes[~counted] = 0.0
+    return step, {"anchor_size": sizes, "step_mean": centre, "step_std": sigma.take(cell)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from counterpoint import groups
-from counterpoint.groups import Bools, Ints
+from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
+_Column = TypeVar("_Column", Ints, Floats)
 Order = Literal["sorted", "as_given"]
 
 KEY = ("anchor", "agent", "role")
@@ -123,25 +124,52 @@ def _near(head: SequenceMatcher[str], text: str, threshold: float) -> bool:
     return all(bound() >= threshold for bound in bounds)
 
 
-def sample_sizes(steps: Steps, counted: Bools, cell: Ints) -> dict[str, float]:
+def sample_sizes(steps: Steps, counted: Bools, nested: Sequence[Ints]) -> dict[str, float]:
     """Diagnostics of anchor groups: how many there are, and how many can compare rollouts.
 
-    `counted` says which rows enter, `cell` their anchor group. `aliased_anchors`, the share of
-    anchor groups with two rows or more whose `state_digest` differs, is there if that column is.
+    `counted` says which rows enter, the last of `nested` their anchor group. `aliased_anchors`, the
+    share of anchor groups with two rows or more whose `state_digest` differs, is there if that
+    column is.
     """
-    n = int(cell.max(initial=-1)) + 1
-    inside = cell[counted]
-    size = groups.count(inside, n)
+    codes = nested[-1]
+    n = int(codes.max(initial=-1)) + 1
+    cell, rollout = only(counted, codes, steps.rollout)
     about: dict[str, float] = {
-        "effective_sample_size_step": int(
-            np.count_nonzero(groups.shared(inside, steps.rollout[counted], n))
-        ),
-        "anchor_groups": int(np.count_nonzero(size)),
+        "effective_sample_size_step": int(np.count_nonzero(groups.shared(cell, rollout, n))),
+        "anchor_groups": int(np.count_nonzero(np.bincount(cell, minlength=n))),
         "without_anchor": int(np.count_nonzero(steps.mask & (steps.need("anchor") < 0))),
     }
     if steps.state_digest is not None:
-        known = counted & (steps.state_digest >= 0)
-        repeated = np.count_nonzero(groups.count(cell[known], n) > 1)
-        differ = groups.shared(cell[known], steps.state_digest[known], n)
-        about["aliased_anchors"] = np.count_nonzero(differ) / repeated if repeated else float("nan")
+        cell, state = only(counted & (steps.state_digest >= 0), codes, steps.state_digest)
+        repeated = np.count_nonzero(np.bincount(cell, minlength=n) > 1)
+        differ = np.count_nonzero(groups.shared(cell, state, n))
+        about["aliased_anchors"] = differ / repeated if repeated else float("nan")
     return about
+
+
+def key_cost(
+    steps: Steps, counted: Bools, nested: Sequence[Ints], key: Sequence[str]
+) -> dict[str, int]:
+    """How many turns lose their last partner from another rollout with each further part."""
+    cost: dict[str, int] = {}
+    before: int | None = None
+    for part, coarse, fine in zip(key[1:], nested, nested[1:], strict=False):
+        if fine is coarse:
+            cost[part] = 0
+            continue
+        before = _partnered(steps, counted, coarse) if before is None else before
+        after = _partnered(steps, counted, fine)
+        cost[part], before = before - after, after
+    return cost
+
+
+def _partnered(steps: Steps, counted: Bools, codes: Ints) -> int:
+    """Turns whose anchor group holds another rollout too."""
+    n = int(codes.max(initial=-1)) + 1
+    cell, rollout = only(counted, codes, steps.rollout)
+    return int(np.bincount(cell, minlength=n)[groups.shared(cell, rollout, n)].sum())
+
+
+def only(counted: Bools, codes: Ints, x: _Column) -> tuple[Ints, _Column]:
+    """The rows that count, without a copy where all do."""
+    return (codes, x) if counted.all() else (codes[counted], x[counted])

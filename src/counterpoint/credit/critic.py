@@ -12,10 +12,10 @@ from counterpoint.credit.grouped import group_diagnostics
 from counterpoint.credit.returns import (
     MaskedReward,
     check_fraction,
-    goes_on,
     in_scored_rollout,
+    on_rows,
+    only_scored,
     rewards,
-    same_as_next,
     scan,
     values_given,
 )
@@ -84,21 +84,22 @@ def gae(
     _check(gamma, gae_lambda, values, critic, bootstrap)
     chain = _chain(steps, gamma, critic, masked_reward)
     if values == "given":
-        V = values_given(steps)[chain.rows]
+        V = values_given(steps).take(chain.rows)
     else:
-        cell = anchor_groups(steps, KEY)[-1][chain.rows]
+        cell = anchor_groups(steps, KEY)[-1].take(chain.rows)
         V = _monte_carlo(chain, cell) if values == "mc" else _td(chain, cell, gae_lambda)
-    after = np.where(chain.last, 0.0, np.roll(V, -1))
-    reach = chain.decay
+    after = _next(V, chain)
+    ahead = chain.decay * after
     if bootstrap:
         cut = _cut_values(steps, chain)
-        after, reach = np.where(chain.last, cut, after), np.where(chain.last, gamma, reach)
-    delta = chain.reward + reach * after - V
-    A = scan(delta, gae_lambda * chain.decay)
-    parts = {"delta": delta, "value": V, "next_value": after, "gae": A, "return": A + V}
+        after, ahead = np.where(chain.last, cut, after), np.where(chain.last, gamma * cut, ahead)
+    ahead += chain.reward
+    ahead -= V
+    A = scan(ahead, gae_lambda * chain.decay)
+    parts = {"delta": ahead, "value": V, "next_value": after, "gae": A, "return": A + V}
     spread = {name: _on_rows(steps, chain, part) for name, part in parts.items()}
     return Credit(
-        _whitened(spread["gae"]) if whiten else spread["gae"].copy(),
+        _on_rows(steps, chain, _whitened(steps, chain, A)) if whiten else spread["gae"].copy(),
         estimand="seqau" if values == "given" and critic == "team" else "anchor",
         identified="assumption:true_value" if values == "given" else "heuristic",
         parts=spread,
@@ -121,8 +122,8 @@ class _Chain(NamedTuple):
 
 def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward) -> _Chain:
     reward = rewards(steps, masked_reward)
-    rows, last = steps.trainable, ~goes_on(steps)
-    if np.isnan(steps.outcome).any():
+    rows, last = steps.trainable, ~steps.goes_on
+    if len(steps.unscored):
         kept = in_scored_rollout(steps)[rows]
         rows, reward, last = rows[kept], reward[kept], last[kept]
     decay = np.where(last, 0.0, gamma)
@@ -131,11 +132,18 @@ def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward)
     G = scan(reward, decay)
     actor = groups.pair(steps.rollout[rows], steps.agent[rows])
     own = np.argsort(actor, kind="stable")
-    ends = ~same_as_next(actor[own])
+    ends = ~groups.same_as_next(actor[own])
     turns = np.diff(own, append=0)
     decay = np.where(ends, 0.0, gamma ** np.where(ends, 0, turns))
     reward = G[own] - decay * np.roll(G[own], -1)
     return _Chain(rows[own], reward, decay, ends)
+
+
+def _next(x: Floats, chain: _Chain) -> Floats:
+    """The following turn's `x`, 0 after the last."""
+    out = np.zeros(len(x))
+    np.copyto(out[:-1], x[1:], where=~chain.last[:-1])
+    return out
 
 
 def _monte_carlo(chain: _Chain, cell: Ints) -> Floats:
@@ -149,7 +157,7 @@ def _td(chain: _Chain, cell: Ints, gae_lambda: float) -> Floats:
     n = int(cell.max(initial=-1)) + 1
     V = np.zeros(len(cell))
     for _ in range(_SWEEPS):
-        delta = chain.reward + chain.decay * np.roll(V, -1) - V
+        delta = chain.reward + chain.decay * _next(V, chain) - V
         new = groups.mean(cell, V + scan(delta, gae_lambda * chain.decay), n).take(cell)
         moved = np.abs(new - V).max(initial=0.0)
         V = new
@@ -171,20 +179,19 @@ def _cut_values(steps: Steps, chain: _Chain) -> Floats:
 
 def _on_rows(steps: Steps, chain: _Chain, part: Floats) -> Floats:
     """Spread over the table, NaN where nothing is credited."""
-    out = np.full(len(steps), np.nan)
-    out[chain.rows] = part
-    out[np.isnan(steps.outcome)] = np.nan
-    return out
+    return only_scored(steps, on_rows(steps, chain.rows, part))
 
 
-def _whitened(A: Floats) -> Floats:
-    """Zero mean and unit variance over what is credited."""
-    credited = A[~np.isnan(A)]
-    if len(A) and len(credited) < 2:
-        raise Refused(f"whitening needs two credited turns or more, here are {len(credited)}")
-    if not len(A):
+def _whitened(steps: Steps, chain: _Chain, A: Floats) -> Floats:
+    """Zero mean and unit variance over the credited turns."""
+    credited = A[~np.isnan(steps.outcome[chain.rows])] if len(steps.unscored) else A
+    if len(credited) == 1:
+        raise Refused("whitening needs two credited turns or more, here is one")
+    if not len(credited):
         return A
-    return (A - float(credited.mean())) / float(np.sqrt(credited.var(ddof=1) + 1e-8))
+    centred = A - float(credited.mean())
+    centred /= float(np.sqrt(credited.var(ddof=1) + 1e-8))
+    return centred
 
 
 def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:
@@ -193,7 +200,7 @@ def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, 
     about["effective_sample_size"] = int(scored.sum())
     if values != "given":
         counted = steps.mask & ~np.isnan(steps.outcome)
-        about |= sample_sizes(steps, counted, anchor_groups(steps, KEY)[-1])
+        about |= sample_sizes(steps, counted, anchor_groups(steps, KEY))
         about["effective_sample_size"] = about.pop("effective_sample_size_step")
     return about
 

@@ -24,7 +24,7 @@ from counterpoint.steps import Steps, Weight
 MaskedReward = Literal["previous", "drop", "error"]
 Baseline = Literal["none", "constant", "group", "leave_one_out", "critic"]
 
-_CHUNK = 16384
+_CHUNK = 32768
 
 
 def reinforce(
@@ -126,11 +126,24 @@ def returns(steps: Steps, gamma: float, masked_reward: MaskedReward = "previous"
     if steps.step_return is not None:
         G = np.where(steps.mask, steps.step_return, np.nan)
     else:
-        rows = steps.trainable
-        G = np.full(len(steps), np.nan)
-        G[rows] = scan(rewards(steps, masked_reward), np.where(goes_on(steps), gamma, 0.0))
-    G[np.isnan(steps.outcome)] = np.nan
-    return G
+        later = scan(rewards(steps, masked_reward), np.where(steps.goes_on, gamma, 0.0))
+        G = on_rows(steps, steps.trainable, later)
+    return only_scored(steps, G)
+
+
+def on_rows(steps: Steps, rows: Ints, x: Floats) -> Floats:
+    """Spread values of some rows over the table, NaN elsewhere."""
+    if rows is steps.trainable and steps.in_order and len(rows) == len(steps):
+        return x
+    out = np.full(len(steps), np.nan)
+    out[rows] = x
+    return out
+
+
+def only_scored(steps: Steps, x: Floats) -> Floats:
+    """Write NaN, in place, where nothing was scored."""
+    x[steps.unscored] = np.nan
+    return x
 
 
 def rewards(steps: Steps, masked_reward: MaskedReward = "previous") -> Floats:
@@ -144,7 +157,7 @@ def rewards(steps: Steps, masked_reward: MaskedReward = "previous") -> Floats:
         )
     rows = steps.trainable
     if masked_reward == "drop" or not np.any(steps.reward[~steps.mask]):
-        return steps.reward[rows]
+        return steps.reward.take(rows)
     order = steps.order
     on, reward, rollout = steps.mask[order], steps.reward[order], steps.rollout[order]
     has_turns = np.bincount(steps.rollout[rows], minlength=steps.n_rollouts) > 0
@@ -164,18 +177,6 @@ def rewards(steps: Steps, masked_reward: MaskedReward = "previous") -> Floats:
     return groups.total(place[kept], reward[kept], len(rows))
 
 
-def goes_on(steps: Steps) -> Bools:
-    """Whether each of `steps.trainable` is followed by another of its rollout."""
-    return same_as_next(steps.rollout[steps.trainable])
-
-
-def same_as_next(codes: Ints) -> Bools:
-    """Whether each code equals the one after it; False for the last."""
-    same = np.zeros(len(codes), dtype=bool)
-    np.equal(codes[1:], codes[:-1], out=same[:-1])
-    return same
-
-
 def scan(x: Floats, decay: Floats) -> Floats:
     """Solve A_i = x_i + decay_i · A_{i+1}; a decay of 0 ends a rollout.
 
@@ -190,7 +191,7 @@ def scan(x: Floats, decay: Floats) -> Floats:
             a[-1] += c[-1] * out[stop]
         c[-1] = 0.0
         s = 1
-        while c.any():
+        while c.max() > 0:
             a[:-s] += c[:-s] * a[s:]
             c[:-s] *= c[s:]
             s *= 2
