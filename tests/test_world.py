@@ -347,6 +347,12 @@ def test_every_kind_that_changes_the_world_changes_its_digest(kind):
     assert fold(trace_of(*start, event)).digest() != fold(trace_of(*start, nothing)).digest()
 
 
+def test_whether_a_sender_waits_is_part_of_the_digest():
+    """Two delegations that differ in `waits` alone leave different worlds."""
+    waits, goes_on = (trace_of(("delegate", "a", {"waits": w})) for w in (True, False))
+    assert fold(waits).digest() != fold(goes_on).digest()
+
+
 def test_the_digest_ignores_the_order_in_which_agents_appeared():
     """Two worlds with equal parts are equal."""
     one = trace_of(("act", "env"), agents=[("a", "r"), ("b", "r")])
@@ -383,7 +389,7 @@ FIELDS = {
     "act": {"text": st.none() | st.just("hm")},
     "spawn": {"child": NAMES, "context": st.none() | st.just("go")},
     "despawn": {"child": NAMES},
-    "delegate": {"to": st.lists(NAMES, max_size=3).map(tuple)},
+    "delegate": {"to": st.lists(NAMES, max_size=3).map(tuple), "waits": st.booleans()},
     "message": {"to": st.lists(NAMES, max_size=3).map(tuple)},
     "deliver": {"message": SEQS},
     "tool_result": {"call": st.none() | SEQS},

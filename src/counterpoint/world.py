@@ -192,7 +192,8 @@ class World:
                 ]
                 for name, a in self.agents.items()
             },
-            "control": [getattr(self.control, name) for name in Control.__slots__],
+            "control": [getattr(self.control, n) for n in Control.__slots__ if n != "waits"],
+            "waits": list(self.control.waits.items()),
             "artefacts": self.artefacts,
             "in_flight": _by_seq(self.in_flight),
             "open_calls": list(self.open_calls.items()),
