@@ -7,10 +7,11 @@ the world's business; `view` gives an environment what one agent may know of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from counterpoint.schema import (
+    Act,
     AnyEvent,
     Delegate,
     Event,
@@ -44,7 +45,8 @@ class Amount(NamedTuple):
 
 
 class View(NamedTuple):
-    """What one agent may know of the run: events it made or was shown, who is alive, open jobs.
+    """What one agent may know of the run: events it made, was shown or is about to be shown, who is
+    alive, open jobs.
 
     `jobs` are delegations to the agent that it has not returned, `waiting` those of its own that
     are still out.
@@ -63,12 +65,14 @@ class View(NamedTuple):
 class Env:
     """Base class of environments. A subclass writes `id`, `roles`, and the methods it needs.
 
-    `id` is versioned (`doors-v0`); `roles` maps each role to the verbs and tools it may use.
-    Options are keyword arguments of `__init__`, kept in `self.options`.
+    `id` is versioned (`doors-v0`); `roles` maps each role to the verbs and tools it may use;
+    `on_call` names the roles that act only while a delegation to them is open. Options are keyword
+    arguments of `__init__`, kept in `self.options`.
     """
 
     id: ClassVar[str]
     roles: ClassVar[Mapping[str, Sequence[str]]]
+    on_call: ClassVar[Collection[str]] = ()
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -87,8 +91,8 @@ class Env:
     def agents(self) -> Sequence[str] | None:
         """Agents in the order of their turns; an empty list ends the run.
 
-        None, the default, is everybody alive in order of birth who does not wait: then the
-        environment does not decide who acts.
+        None, the default, is everybody alive in order of birth who does not wait and is not on
+        call without a job: then the environment does not decide who acts.
         """
         return None
 
@@ -124,12 +128,12 @@ class Env:
     # -- what it is given ------------------------------------------------------------------------
 
     def view(self, agent: str) -> View:
-        """What `agent` may know of the run so far."""
+        """What `agent` may know of the run so far, with the mail that its next turn will show."""
         world = self._world
         if world is None:
             raise Refused(f"{self.id} is not being played, so {agent} has no view")
         own = world.agents.get(agent)
-        seen = own.seen if own else {}
+        seen = own.seen | own.inbox if own else {}
         delegations = [
             e for e in map(self._event, world.open_delegations) if isinstance(e, Delegate)
         ]
@@ -139,6 +143,16 @@ class Env:
             jobs=tuple(e for e in delegations if agent in world.open_delegations[e.seq]),
             waiting=tuple(e for e in delegations if e.agent == agent),
         )
+
+    def said(self, event: AnyEvent) -> Any:
+        """What an event says; where it names only a span, that span of its act's text."""
+        span = getattr(event, "span", None)
+        own = getattr(event, "content", None)
+        if own is not None or span is None:
+            return own
+        acts = (self._event(cause.seq) for cause in event.causes if cause.kind == "authorizes")
+        text = next((act.text for act in acts if isinstance(act, Act)), None)
+        return None if text is None else text[span[0] : span[1]]
 
     def bind(self, world: World, events: Sequence[AnyEvent]) -> None:
         """Let `view` look at a run; the harness calls it before every turn."""

@@ -85,6 +85,7 @@ def _turn(run: Run) -> AnyEvent:
     if order is not None and not order:
         return made(run, Stop, "env", environment(run), reason="finished")
     waiting = {world.control.waits[s] for s in world.open_delegations if s in world.control.waits}
+    waiting |= _off_duty(run)
     agent = _next_in(order if order is not None else list(world.agents), world, waiting)
     if agent is None:
         return made(run, Stop, "harness", (), reason="deadlock", truncated=True)
@@ -93,6 +94,18 @@ def _turn(run: Run) -> AnyEvent:
             link = Cause(seq=seq, kind="delivers")
             return made(run, Deliver, agent, [link], message=seq)
     return _observation(run, agent, decided=order is not None)
+
+
+def _off_duty(run: Run) -> set[str]:
+    """Agents on call whom no open delegation calls."""
+    if not run.env.on_call:
+        return set()
+    busy = set().union(*run.world.open_delegations.values())
+    return {
+        name
+        for name, held in run.world.agents.items()
+        if held.role in run.env.on_call and name not in busy
+    }
 
 
 def _next_in(order: Sequence[str], world: World, waiting: set[str]) -> str | None:
