@@ -6,7 +6,7 @@ slice, and whatever flows along edges (descent, taint, the critical path) is one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -60,44 +60,42 @@ class Columns(NamedTuple):
 
 def columns(traces: Sequence[Trace]) -> Columns:
     """Lay the events of whole traces out as arrays. Linear in events and edges."""
-    codes: dict[str, int] = {}
-    code = codes.setdefault
     sizes = [len(trace.events) for trace in traces]
     start = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-    rows = [
-        (e.seq, KIND_CODE[e.kind], code(e.agent, len(codes)), TRUST_CODE[e.trust], len(e.causes))
-        for trace in traces
-        for e in trace.events
-    ]
-    clocks = [(e.t_start, e.t_end) for trace in traces for e in trace.events]
-    links = [
-        (c.seq, EDGE_CODE[c.kind], c.basis == "inferred:order")
-        for trace in traces
-        for e in trace.events
-        for c in e.causes
-    ]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    clock = np.array(clocks, dtype=np.float64).reshape(-1, 2)
-    link = np.array(links, dtype=np.int64).reshape(-1, 3)
-    effect = np.repeat(np.arange(len(table)), table[:, 4])
+    n = int(start[-1])
+    events = [event for trace in traces for event in trace.events]
+    causes = [cause for event in events for cause in event.causes]
+    codes: dict[str, int] = {}
+    code = codes.setdefault
+
+    def whole(values: Iterator[int], size: int) -> Ints:
+        return np.fromiter(values, np.int64, size)
+
+    seq = whole((e.seq for e in events), n)
     trace = np.repeat(np.arange(len(traces)), sizes)
+    effect = np.repeat(np.arange(n), whole((len(e.causes) for e in events), n))
+    cause_seq = whole((c.seq for c in causes), len(causes))
     return Columns(
         traces=tuple(traces),
         start=start,
         trace=trace,
-        seq=table[:, 0],
-        kind=table[:, 1],
-        agent=table[:, 2],
+        seq=seq,
+        kind=whole((KIND_CODE[e.kind] for e in events), n),
+        agent=whole((code(e.agent, len(codes)) for e in events), n),
         agents=tuple(codes),
-        trust=table[:, 3],
-        t_start=clock[:, 0],
-        t_end=clock[:, 1],
+        trust=whole((TRUST_CODE[e.trust] for e in events), n),
+        t_start=_clock((e.t_start for e in events), n),
+        t_end=_clock((e.t_end for e in events), n),
         effect=effect,
-        cause=_row_of(table[:, 0], trace, start, trace[effect], link[:, 0]),
-        cause_seq=link[:, 0],
-        edge=link[:, 1],
-        order=link[:, 2].astype(bool),
+        cause=_row_of(seq, trace, start, trace[effect], cause_seq),
+        cause_seq=cause_seq,
+        edge=whole((EDGE_CODE[c.kind] for c in causes), len(causes)),
+        order=np.fromiter((c.basis == "inferred:order" for c in causes), np.bool_, len(causes)),
     )
+
+
+def _clock(times: Iterator[float | None], n: int) -> Floats:
+    return np.fromiter((np.nan if t is None else t for t in times), np.float64, n)
 
 
 def _row_of(seq: Ints, trace: Ints, start: Ints, of: Ints, wanted: npt.NDArray[np.int64]) -> Ints:
