@@ -1,0 +1,1 @@
+"""Speed against peers, as ratios measured alternately in one run."""
