@@ -1,6 +1,16 @@
 """The time machine: a run is replayed, gone on from, checked, and valued at any of its prefixes."""
 
 from counterpoint.redrive.compare import Divergence, Replayed, replay
+from counterpoint.redrive.exact import ActValue, credit_of, value_of, values_along
 from counterpoint.redrive.follow import redrive
 
-__all__ = ["Divergence", "Replayed", "redrive", "replay"]
+__all__ = [
+    "ActValue",
+    "Divergence",
+    "Replayed",
+    "credit_of",
+    "redrive",
+    "replay",
+    "value_of",
+    "values_along",
+]

@@ -1,0 +1,298 @@
+"""V(G≤t) = E[R | the first t events, task_seed], by listing everything that may still happen.
+
+One walker serves every environment. It asks the harness for the next event as a run does, but with
+draws whose choices it decides: wherever a policy chooses from its menu or a tool calls
+`draws.choice`, it goes every way that has a chance, and weighs the outcomes. What cannot be listed
+(free text, `draws.random`, a policy that gives no probabilities, too many prefixes) is refused: it
+needs branches that are sampled, which is `fork`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from counterpoint.envs import Env
+from counterpoint.harness import Run, next_event
+from counterpoint.policies import Menu, Observation, Output, Policy, described
+from counterpoint.redrive.follow import Led, Team, difference, env_for, redrive, team_for
+from counterpoint.schema import Act, AnyEvent, Intervene, ToolResult, Trace
+from counterpoint.spelling import Refused
+from counterpoint.streams import Domain, Draws
+from counterpoint.world import World
+
+PREFIXES = 200_000
+"""How many prefixes are listed before a sentence says that sampling is cheaper."""
+
+
+class ActValue(NamedTuple):
+    """The exact worth of one act: V before it, Q after it, and seqau = Q − V."""
+
+    seq: int
+    agent: str
+    value: float
+    q: float
+
+    @property
+    def seqau(self) -> float:
+        """Q(h, a) − V(h): what the act was worth more than its policy's average there."""
+        return self.q - self.value
+
+
+def value_of(prefix: Trace, env: Env | None = None, policies: Team | None = None) -> float:
+    """V(G≤t), exact: the expected outcome of a run, given its first events and its task.
+
+    R is `Trace.outcome`: rewards of the team and costs (R7), undiscounted. `trace[:0]` gives V(h₀);
+    a finished run its own outcome.
+
+    Args:
+        prefix: first events of a recorded run, `trace[:t]`.
+        env: as in `replay`; it is used, not copied.
+        policies: as in `replay`. They must be those that the header names: V belongs to them. For
+            others, give a prefix whose header names them.
+
+    Raises:
+        Refused: the prefix cannot be re-driven; or what follows cannot be listed, and the sentence
+            says why it needs fork; or a run ends unscored.
+    """
+    run = redrive(prefix, env, policies)
+    return _Walk().value(Listed(run, run.events))
+
+
+def values_along(trace: Trace, env: Env | None = None, policies: Team | None = None) -> list[float]:
+    """V(G≤t) for t = 0 … len(trace): what the run was worth after each of its events.
+
+    A martingale: it moves only at acts and at results of tools with chance, and its last value is
+    the outcome. The values are computed from the end, so the whole costs no more than the first.
+
+    Arguments and errors as in `value_of`.
+    """
+    env = env_for(trace.header, env)
+    team = team_for(trace.header, env, policies)
+    states = _states(trace, env)
+    walk = _Walk()
+    values = [0.0] * (len(trace) + 1)
+    for t in reversed(range(len(trace) + 1)):
+        if t < len(trace) and not isinstance(trace.events[t], Act | ToolResult):
+            values[t] = values[t + 1]
+            continue
+        env.restore(states[t])
+        run = Listed(Run(trace.header, env, team), trace.events[:t])
+        known = (trace.events[t], values[t + 1]) if t < len(trace) else None
+        values[t] = walk.value(run, known)
+    return values
+
+
+def credit_of(trace: Trace, env: Env | None = None, policies: Team | None = None) -> list[ActValue]:
+    """Exact Q, V and seqau of each act of a run, in order.
+
+    Without chance in tools they telescope: Σ seqau = R − V(h₀). With it, what the results brought
+    is the rest. Arguments and errors as in `value_of`.
+    """
+    values = values_along(trace, env, policies)
+    return [
+        ActValue(event.seq, event.agent, values[event.seq], values[event.seq + 1])
+        for event in trace.events
+        if isinstance(event, Act)
+    ]
+
+
+def _states(trace: Trace, env: Env) -> list[Any]:
+    """Snapshots of the environment before each event, and after the last."""
+    led = Led(trace.header, env)
+    states = [env.snapshot()]
+    for event in trace.events:
+        if what := led.differs(event):
+            raise Refused(
+                f"trace {trace.trace_id} cannot be re-driven past event {len(led.events)}: {what}"
+            )
+        led.emit(event)
+        states.append(env.snapshot())
+    return states
+
+
+# ---------------------------------------------------------------------------------------------
+# Chance, listed
+
+
+class Chance(Draws):
+    """Draws that are decided from outside: `path` says how the first choices fall, and those after
+    it fall on the first outcome that has a chance.
+    """
+
+    __slots__ = ("faced", "path", "probability", "taken", "unlisted")
+
+    def __init__(self) -> None:
+        self.follow([])
+
+    def follow(self, path: list[int]) -> None:
+        """Begin a call anew."""
+        self.path = path
+        self.taken: list[int] = []
+        self.faced: list[list[float]] = []
+        self.probability = 1.0
+        self.unlisted = False
+
+    def random(self) -> float:
+        """A number from a continuum cannot be listed; whoever walks finds out from `unlisted`."""
+        self.unlisted = True
+        return 0.0
+
+    def choice(self, p: Sequence[float]) -> int:
+        """The index that the path names. Raises Refused as `Draws.choice` does."""
+        chances = [float(each) for each in p]
+        if not chances or min(chances) < 0 or abs(math.fsum(chances) - 1.0) > 1e-9:
+            raise Refused(f"draws.choice needs probabilities that sum to 1, not {chances[:8]}")
+        place = len(self.taken)
+        possible = (index for index, each in enumerate(chances) if each > 0)
+        index = self.path[place] if place < len(self.path) else next(possible)
+        self.taken.append(index)
+        self.faced.append(chances)
+        self.probability *= chances[index]
+        return index
+
+    def next_path(self) -> list[int] | None:
+        """The path after the one just gone: the last choice that has outcomes left moves on."""
+        for place in reversed(range(len(self.taken))):
+            chances = self.faced[place]
+            for index in range(self.taken[place] + 1, len(chances)):
+                if chances[index] > 0:
+                    return [*self.taken[:place], index]
+        return None
+
+
+class Listed(Run):
+    """A run that can be asked for everything that may come next."""
+
+    def __init__(self, run: Run, events: Sequence[AnyEvent]) -> None:
+        self.chance = Chance()
+        team = {role: _listed(role, policy) for role, policy in run.policies.items()}
+        super().__init__(run.header, run.env, team, events)
+
+    def draws(self, domain: Domain, owner: str, k: int, asked_at: int) -> Draws:
+        """All draws are the walker's."""
+        return self.chance
+
+    def then(self, event: AnyEvent) -> Listed:
+        """Another run, one event further; the environment is shared."""
+        twin = copy.copy(self)
+        twin.world, twin.events, twin.changed = World(self.header), [], None
+        for each in (*self.events, event):
+            twin.emit(each)
+        return twin
+
+
+def _listed(role: str, policy: Policy) -> Policy:
+    """The policy with its chance in the open: its menu, weighed by `probs`."""
+    probs = described(policy, "probs")
+
+    def act(observation: Observation, legal: Menu, draws: Draws) -> str | Output:
+        if probs is not None and legal:
+            chances = list(probs(observation, legal))
+            if len(chances) != len(legal):
+                raise Refused(
+                    f"the policy of {role} gives {len(chances)} probabilities for a menu of "
+                    f"{len(legal)}"
+                )
+            return Output(list(legal.values())[draws.choice(chances)])
+        if described(policy, "deterministic"):
+            return policy(observation, legal, draws)
+        why = "has no probs" if probs is None else f"has no menu for {observation.agent} here"
+        raise Refused(f"V cannot be listed, it needs fork: the policy of {role} {why}")
+
+    return act
+
+
+class Branch(NamedTuple):
+    """One event that may come next, with its probability; `state` of the environment after it, if
+    the environment computed it.
+    """
+
+    probability: float
+    event: AnyEvent
+    state: Any
+
+
+def branches(run: Listed) -> list[Branch]:
+    """Every event that may come next; none if the run is over."""
+    computing = bool(run.world.open_calls)  # a tool will run, and may change the environment
+    before = run.env.snapshot() if computing else None
+    found: list[Branch] = []
+    path: list[int] | None = []
+    while path is not None:
+        if found and computing:
+            run.env.restore(before)
+        run.chance.follow(path)
+        event = next_event(run)
+        if event is None:
+            return []
+        _listable(run, event)
+        path = run.chance.next_path()
+        several = computing and (bool(found) or path is not None)
+        state = run.env.snapshot() if several else None
+        found.append(Branch(run.chance.probability, event, state))
+    return found
+
+
+def _listable(run: Listed, event: AnyEvent) -> None:
+    if isinstance(event, Intervene):
+        raise Refused("V cannot be listed, it needs fork: a permission rule asks a human")
+    if run.chance.unlisted:
+        what = run.tool_of(event) if isinstance(event, ToolResult) else run.role(event.agent)
+        raise Refused(
+            f"V cannot be listed, it needs fork: {what} draws by draws.random(), not by choice"
+        )
+
+
+class _Walk:
+    """Sums outcomes over all continuations, and counts the prefixes that it met."""
+
+    def __init__(self) -> None:
+        self.met = 0
+
+    def value(self, run: Listed, known: tuple[AnyEvent, float] | None = None) -> float:
+        """Expected outcome from where `run` stands, which is moved.
+
+        `known` is an event that may come next, and the value after it.
+        """
+        while True:
+            self.met += 1
+            if self.met > PREFIXES:
+                raise Refused(
+                    f"V cannot be listed, it needs fork: more than {PREFIXES} prefixes follow"
+                )
+            ahead = branches(run)
+            if not ahead:
+                return _outcome(run)
+            if len(ahead) > 1 or known is not None:
+                return self._mixed(run, ahead, known)
+            run.emit(ahead[0].event)
+
+    def _mixed(
+        self, run: Listed, ahead: list[Branch], known: tuple[AnyEvent, float] | None
+    ) -> float:
+        here = run.env.snapshot()
+        terms = []
+        for branch in ahead:
+            if known is not None and _same(known[0], branch.event):
+                terms.append(branch.probability * known[1])
+                continue
+            run.env.restore(here if branch.state is None else branch.state)
+            terms.append(branch.probability * self.value(run.then(branch.event)))
+        return math.fsum(terms)
+
+
+def _same(recorded: AnyEvent, listed: AnyEvent) -> bool:
+    """Whether an event is the recorded one; an act is what it says."""
+    if isinstance(recorded, Act) and isinstance(listed, Act):
+        return recorded.text_raw == listed.text_raw
+    return difference(recorded, listed) is None
+
+
+def _outcome(run: Run) -> float:
+    outcome = run.trace().outcome
+    if outcome is None:
+        raise Refused(f"a run of {run.env.id} ends unscored, so V has no value to expect")
+    return outcome
