@@ -120,6 +120,9 @@ StopReason: TypeAlias = Literal[
 Verifiable: TypeAlias = Literal[
     "executed", "checked_fact", "artefact_diff", "judge", "self_report", "count"
 ]
+EXECUTED: tuple[Verifiable, ...] = ("executed", "checked_fact", "artefact_diff")
+"""Checks that are carried out: a reward by one of them keeps its own label of trust."""
+
 Status: TypeAlias = Literal["completed", "errored", "cancelled", "timed_out"]
 Family: TypeAlias = Literal["R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8"]
 Topology: TypeAlias = Literal[

@@ -21,6 +21,7 @@ from counterpoint.policies import Output, described
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
     DECISIONS,
+    EXECUTED,
     Act,
     AnyEvent,
     Cause,
@@ -38,7 +39,6 @@ from counterpoint.schema import (
 from counterpoint.spelling import Refused, freeze
 from counterpoint.world import World
 
-_EXECUTED = ("executed", "checked_fact", "artefact_diff")
 _STOPS: tuple[tuple[str, str], ...] = (
     ("turns", "step_limit"),
     ("calls", "budget"),
@@ -264,7 +264,7 @@ def _reward(run: Run, paid: Amount) -> AnyEvent:
     else:
         seqs = sorted({c if isinstance(c, int) else c.seq for c in paid.causes})
         links = [Cause(seq=seq, kind="rewards") for seq in seqs]
-    checked: dict[str, Any] = {"trust": "trusted"} if paid.verifiable in _EXECUTED else {}
+    checked: dict[str, Any] = {"trust": "trusted"} if paid.verifiable in EXECUTED else {}
     return made(
         run,
         Reward,

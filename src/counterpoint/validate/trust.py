@@ -8,7 +8,7 @@ import numpy as np
 
 from counterpoint.graph import TRUST_CODE
 from counterpoint.groups import Bools, Ints
-from counterpoint.schema import TRUST, AnyEvent, Finding, Intervene, Reward, Safety
+from counterpoint.schema import EXECUTED, TRUST, AnyEvent, Finding, Intervene, Reward, Safety
 from counterpoint.validate.chunk import Chunk
 
 
@@ -38,7 +38,7 @@ def untainted(chunk: Chunk) -> Iterator[Finding]:
 def keeps_label(event: AnyEvent) -> bool:
     """Whether an event keeps its own label whatever its causes are (format, section Trust)."""
     if isinstance(event, Reward):
-        return event.verifiable == "executed"
+        return event.verifiable in EXECUTED
     return isinstance(event, Intervene) and event.trust == "human"
 
 
