@@ -1,29 +1,60 @@
-"""The door outwards: an append-only file with one owner, and whole files written at once."""
+"""The pen: an append-only file with one owner, and the lines of one trace on their way into it.
+
+Nothing is ever cut or rewritten. A line that was torn by a crash or a full disk stays as one
+unreadable line; the next append starts on a new one.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Literal
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from counterpoint.schema import Line, Trace, encode
-from counterpoint.spelling import Refused
+import msgspec
+from msgspec import UNSET
 
+from counterpoint.schema import (
+    Act,
+    AgentReturn,
+    Cause,
+    Delegate,
+    Event,
+    Header,
+    Message,
+    Observe,
+    Reward,
+    Seal,
+    Spawn,
+    ToolCall,
+    ToolResult,
+    chain,
+    decode,
+    encode,
+    header_digest,
+)
+from counterpoint.spelling import CANONICAL, MAX_LINE, Refused, digest_of
+
+E = TypeVar("E", bound=Event)
 Sync = Literal["trace", "write", "disk"]
 
-_LINES_PER_DISK_SYNC = 64
+Links: TypeAlias = tuple[Cause, ...]
+
+_EVENTS_PER_DISK_SYNC = 64
+_INTERRUPTED = "was interrupted within a write, so its end is not known"
 
 
 class AppendOnly:
     """A file that this process alone appends to, by one `os.write` per call.
 
-    In an existing folder it makes a new file with a name of its own. If the file ends in a torn
-    line, the first append ends that line; the piece stays, as one unreadable line.
+    In an existing folder it makes a new file with a name of its own. With sync "trace" the lines
+    of a trace wait in memory until its seal; with "disk" they are forced to the disk after at most
+    64 of them and at the seal.
 
     Raises:
         Refused: another process or object owns the file, or it cannot be written.
@@ -32,41 +63,118 @@ class AppendOnly:
     def __init__(self, path: Path, sync: Sync) -> None:
         if sync not in ("trace", "write", "disk"):
             raise Refused(f"sync is {sync!r}; it is 'trace', 'write' or 'disk'")
+        if path.suffix == ".gz":
+            raise Refused(f"{path} would be compressed, which cannot be appended to; gzip it after")
         self.path = path / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl" if path.is_dir() else path
         self.sync = sync
         self._lock = threading.Lock()
+        self._held: dict[str, list[bytes]] = {}
         self._unsynced = 0
+        self._unsure = True  # whether the file ends in a newline
         self._file = _own(self.path)
-        size = os.fstat(self._file).st_size
-        self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+        _OWNED.add(self)
+        if sync == "disk":
+            _force_folder(self.path.parent)
 
-    def append(self, lines: bytes, sealed: bool) -> None:
-        """Write whole lines, or raise OSError and leave what was written before intact.
+    def append(self, trace_id: str, lines: list[bytes], sealed: bool = False) -> None:
+        """Keep whole lines of a trace; each is taken off the list once it is kept.
 
-        With sync "disk" they are forced to the disk every 64 calls, and when `sealed`.
+        Raises:
+            OSError: the disk refused. What is still on the list is not in the file and may be
+                given again; all that was kept before is intact.
+            Refused: the file was closed.
         """
         with self._lock:
             if self._file < 0:
-                raise Refused(f"the recorder of {self.path} is closed")
-            data = b"\n" + lines if self._torn else lines
-            while os.write(self._file, data) < len(data):
-                self._torn = True  # a short write: end the torn line, then write it whole
-                data = b"\n" + lines
-            self._torn = False
-            if self.sync == "disk":
-                self._unsynced += 1
-                if sealed or self._unsynced >= _LINES_PER_DISK_SYNC:
-                    os.fdatasync(self._file)
-                    self._unsynced = 0
+                raise Refused(f"the recorder of {self.path} is closed, or is a parent process's")
+            if self.sync != "trace":
+                self._write(lines)
+            elif sealed:
+                self._write_with_held(trace_id, lines)
+            else:
+                self._held.setdefault(trace_id, []).extend(lines)
+                lines.clear()
+            if sealed and self.sync == "disk":
+                self._force()
 
-    def close(self) -> None:
-        """Force what is pending to the disk if that was asked for, and give the file back."""
+    def release(self, trace_id: str) -> None:
+        """Write what waits of a trace that will have no seal."""
         with self._lock:
             if self._file >= 0:
+                self._write_with_held(trace_id, [])
+
+    def close(self) -> None:
+        """Write what waits, force it to the disk if that was asked for, and give the file back."""
+        with self._lock:
+            if self._file < 0:
+                return
+            try:
+                for trace_id in list(self._held):
+                    self._write_with_held(trace_id, [])
                 if self.sync == "disk":
-                    os.fdatasync(self._file)
-                os.close(self._file)
-                self._file = -1
+                    self._force()
+            finally:
+                self.disown()
+
+    def disown(self) -> None:
+        """Close the descriptor; whatever is appended from now on is refused."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _write_with_held(self, trace_id: str, lines: list[bytes]) -> None:
+        """Write the waiting lines and then these; upon an error what is not in the file waits."""
+        given, block = len(lines), [*self._held.pop(trace_id, []), *lines]
+        try:
+            self._write(block)
+        except OSError:
+            self._held[trace_id] = block[: max(0, len(block) - given)]
+            lines[:] = block[len(self._held[trace_id]) :]
+            raise
+        lines.clear()
+
+    def _write(self, lines: list[bytes]) -> None:
+        if self.sync == "disk":
+            self._make_room(len(lines))
+        if self._unsure and _torn(self._file):
+            os.write(self._file, b"\n")
+        self._unsure, data, done = True, b"".join(lines), 0
+        try:
+            while done < len(data):
+                done += os.write(self._file, data[done:])
+        except OSError:
+            # A line that lacks only its newline is in the file: the next write will end it
+            del lines[: data[: done + 1].count(b"\n")]
+            if lines:
+                raise
+        else:
+            self._unsure = False
+            lines.clear()
+
+    def _make_room(self, lines: int) -> None:
+        """Force the disk before more lines are at stake than were promised."""
+        if self._unsynced + lines > _EVENTS_PER_DISK_SYNC:
+            self._force()
+        self._unsynced += lines
+
+    def _force(self) -> None:
+        os.fdatasync(self._file)
+        self._unsynced = 0
+
+
+def aside(folder: Path, data: bytes) -> dict[str, Any]:
+    """Put content into a file of its own, named by its digest, and return what stands for it."""
+    name = digest_of(data).hex()
+    folder.mkdir(exist_ok=True)
+    if not (folder / name).exists():
+        draft = folder / f"{name}.{uuid.uuid4().hex}.draft"
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / name)
+        _force_folder(folder)
+    return {"$file": name, "bytes": len(data)}
 
 
 def _own(path: Path) -> int:
@@ -76,59 +184,227 @@ def _own(path: Path) -> int:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(file)
+        if not isinstance(error, BlockingIOError):
+            raise Refused(f"{path} cannot be locked: {error.strerror}") from None
         raise Refused(
-            f"another recorder owns {path}; give each its own file in one folder"
+            f"another recorder owns {path}; close it, or give each its own file in one folder"
         ) from None
     return file
 
 
-def trace_lines(trace: Trace) -> Iterator[Line]:
-    """The lines of a trace in their order: header, events, and the seal if there is one."""
-    yield trace.header
-    yield from trace.events
-    if trace.seal is not None:
-        yield trace.seal
+def _torn(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
-def save(
-    path: str | Path, lines: Iterable[Line], *, append: bool = False, force: bool = False
-) -> None:
-    """Write lines to a file, all of them or none.
-
-    An existing file is refused unless `append` (the lines are added at its end) or `force` (it is
-    replaced when everything is written).
-    """
-    if append and Path(path).exists():
-        spelled = b"".join(encode(line) + b"\n" for line in lines)
-        store = AppendOnly(Path(path), "trace")
-        store.append(spelled, sealed=True)
-        store.close()
-        return
-    with whole_file(path, force=force or append) as file:
-        for line in lines:
-            file.write(encode(line) + b"\n")
-
-
-@contextmanager
-def whole_file(path: str | Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Open a draft that takes its name only when the block ends well; until then nothing changes.
-
-    Raises:
-        Refused: the file exists and `force` is not set, or its folder cannot be written.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise Refused(f"{path} is a folder; name a file in it")
-    if path.exists() and not force:
-        raise Refused(f"{path} exists; choose another name, or say --force to replace it")
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.draft")
+def _force_folder(folder: Path) -> None:
+    """Make a new name in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with draft.open("wb") as file:
-            yield file
-        draft.replace(path)
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}") from None
+        os.fsync(descriptor)
     finally:
-        draft.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+_OWNED: weakref.WeakSet[AppendOnly] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the files are its parent's, and a child that lives on lets them go."""
+    for store in list(_OWNED):
+        store._lock = threading.Lock()
+        store.disown()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class TraceLog:
+    """One trace on its way into a file: its events are checked, numbered, spelled and digested.
+
+    An event counts as written once the file keeps its line; only then does `seq` advance. What is
+    written is remembered as far as it supplies the causes that a caller leaves out.
+    """
+
+    def __init__(self, store: AppendOnly, header: Header) -> None:
+        line, self.header = _spell(header)
+        self._store = store
+        self._lock = threading.RLock()
+        self._clock = time.time if self.header.started is not None else None
+        self._digest = header_digest(self.header)
+        self._first = self.header.fork.seq if self.header.fork else 0
+        self._next = self._first
+        self._kinds: dict[str, int] = {}
+        self._totals: dict[str, float] = {"tokens_in": 0, "tokens_out": 0, "cost_usd": 0.0}
+        self._closed: str | None = None
+        self._observed: dict[str, int] = {}
+        self._acted: dict[str, int] = {}
+        self._born: dict[str, int] = {}
+        self._inbox: dict[str, list[int]] = {}
+        self._calls: dict[int, str] = {}
+        self._leaves: dict[int, None] = {}
+        self._environment: int | None = None
+        store.append(self.header.trace_id, [line])
+
+    def end(self) -> Seal:
+        """Write the seal: nothing follows it.
+
+        Raises:
+            Refused: the trace has its seal already.
+            OSError: the disk refused; you may try again.
+        """
+        with self._lock:
+            if self._closed:
+                raise Refused(f"trace {self.header.trace_id} {self._closed}; open another trace")
+            totals = {name: total for name, total in self._totals.items() if total}
+            seal = Seal(
+                trace_id=self.header.trace_id,
+                events=self._next - self._first,
+                kinds=self._kinds,
+                digest=self._digest.hex(),
+                **cast(Any, totals),
+            )
+            lines = [encode(seal) + b"\n"]
+            try:
+                self._closed = _INTERRUPTED
+                self._store.append(self.header.trace_id, lines, sealed=True)
+            except (OSError, Refused):
+                self._closed = "has its seal" if not lines else None
+                raise
+            self._closed = "has its seal"
+            return seal
+
+    def _event(self, kind: type[E], agent: str, links: Links, fields: dict[str, Any]) -> E:
+        """Build an event and write it."""
+        with self._lock:
+            return self._put(self._built(kind, agent, links, fields))
+
+    def _effect(self, kind: type[E], agent: str, links: Links, fields: dict[str, Any]) -> E:
+        """Something that an act brought about: authorised by the agent's last act."""
+        act = self._acted.get(agent)
+        if act is not None:
+            links = (Cause(seq=act, kind="authorizes"), *links)
+        return self._event(kind, agent, links, fields)
+
+    def _built(
+        self, kind: type[E], agent: str, links: Links, fields: dict[str, Any], after: int = 0
+    ) -> E:
+        """The event that would be written after so many others; without a cause it follows them."""
+        seq = self._next + after
+        if not links and seq > self._first:
+            links = (Cause(seq=seq - 1, kind="precedes", basis="inferred:order"),)
+        return kind(
+            trace_id=self.header.trace_id,
+            t_start=self._clock() if self._clock else None,
+            seq=seq,
+            agent=agent,
+            causes=links,
+            **fields,
+        )
+
+    def _life(self, agent: str) -> Links:
+        """An agent's earlier life: what its next turn follows."""
+        past = [at[agent] for at in (self._observed, self._acted) if agent in at]
+        if not past and agent in self._born:
+            return (Cause(seq=self._born[agent], kind="spawns"),)
+        return tuple(Cause(seq=seq, kind="precedes") for seq in past)
+
+    def _put(self, event: E, before: tuple[Event, ...] = ()) -> E:
+        """Write an event, or none if one could not be read back; return it as it will be read."""
+        if self._closed:
+            raise Refused(f"trace {self.header.trace_id} {self._closed}; open another trace")
+        ready = [_spell(one) for one in (*before, event)]
+        lines, failure = [line for line, _ in ready], None
+        self._closed = _INTERRUPTED
+        try:
+            self._store.append(self.header.trace_id, lines)
+        except (OSError, Refused) as error:
+            failure = error
+        for line, written in ready[: len(ready) - len(lines)]:
+            self._note(line, written)
+        self._closed = None
+        if failure is not None:
+            raise failure
+        written_last: E = ready[-1][1]
+        return written_last
+
+    def _note(self, line: bytes, event: Event) -> None:
+        """Take in an event that is written."""
+        self._next = event.seq + 1
+        self._digest = chain(self._digest, line[:-1])
+        self._kinds[event.kind] = self._kinds.get(event.kind, 0) + 1
+        if event.tokens_in or event.tokens_out or event.cost_usd:
+            for name in self._totals:
+                self._totals[name] += getattr(event, name) or 0
+        if type(event) is not Reward:
+            for cause in event.causes:
+                self._leaves.pop(cause.seq, None)
+            self._leaves[event.seq] = None
+        if remember := _MEMORY.get(type(event)):
+            remember(self, event)
+
+    def _observes(self, event: Observe) -> None:
+        self._observed[event.agent] = event.seq
+        self._inbox.pop(event.agent, None)
+
+    def _acts(self, event: Act) -> None:
+        self._acted[event.agent] = event.seq
+        self._inbox.pop(event.agent, None)
+
+    def _spawns(self, event: Spawn) -> None:
+        self._born[event.child] = event.seq
+        if event.context_raw is not UNSET:
+            self._inbox.setdefault(event.child, []).append(event.seq)
+
+    def _sends(self, event: Message | Delegate | AgentReturn) -> None:
+        for receiver in event.to:
+            self._inbox.setdefault(receiver, []).append(event.seq)
+
+    def _calls_tool(self, event: ToolCall) -> None:
+        self._calls[event.seq] = event.agent
+
+    def _answers(self, event: ToolResult) -> None:
+        caller = self._calls.pop(cast(int, event.call), event.agent)
+        self._inbox.setdefault(caller, []).append(event.seq)
+        self._environment = event.seq
+
+
+_MEMORY: dict[type[Event], Callable[[TraceLog, Any], None]] = {
+    Observe: TraceLog._observes,
+    Act: TraceLog._acts,
+    Spawn: TraceLog._spawns,
+    Message: TraceLog._sends,
+    Delegate: TraceLog._sends,
+    AgentReturn: TraceLog._sends,
+    ToolCall: TraceLog._calls_tool,
+    ToolResult: TraceLog._answers,
+}
+"""What is remembered of an event, by kind."""
+
+
+def _spell(record: Any) -> tuple[bytes, Any]:
+    """A record's line, and what a reader will find in it: the same, or it is refused."""
+    try:
+        meant = CANONICAL.encode(record)
+        read = decode(meant)
+        line = CANONICAL.encode(read)  # a whole number given for a float is a float now
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise _refused(record, str(error)) from None
+    # NaN and infinity are spelled as null, which reads back as "not given"
+    if line != meant and line.count(b"null") != meant.count(b"null"):
+        raise _refused(record, "it holds NaN or infinity")
+    if len(line) > MAX_LINE:
+        raise _refused(record, f"it takes {len(line)} bytes, over the {MAX_LINE} of a line")
+    if isinstance(read, Event):
+        for cause in read.causes:
+            if not 0 <= cause.seq < read.seq:
+                raise _refused(record, f"event {cause.seq} is its cause and not earlier")
+    return line + b"\n", read
+
+
+def _refused(record: Any, why: str) -> Refused:
+    kind, seq = record.__struct_config__.tag, getattr(record, "seq", None)
+    which = f"this {kind}" if seq is None else f"this {kind}, event {seq},"
+    return Refused(f"{which} cannot be recorded: {why}")

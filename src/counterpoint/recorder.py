@@ -11,19 +11,18 @@ its way to the disk before the call returns (see `sync`); nothing written is eve
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
 
-from counterpoint.append import AppendOnly, Sync
+from counterpoint.append import AppendOnly, Links, Sync, TraceLog, aside
 from counterpoint.schema import (
     FORMAT,
     Act,
@@ -41,30 +40,30 @@ from counterpoint.schema import (
     Header,
     Intervene,
     Item,
-    Line,
     Message,
     Observe,
     PolicyRef,
     Read,
     Reward,
     Safety,
-    Seal,
     Source,
     Spawn,
+    Status,
     Stop,
     Target,
     ToolCall,
     ToolResult,
+    Trust,
     Write,
-    chain,
-    decode,
-    encode,
-    header_digest,
 )
-from counterpoint.spelling import CANONICAL, Payload, Refused, digest_of, freeze
-from counterpoint.store import records, side_folder
+from counterpoint.spelling import CANONICAL, Payload, Refused, canonical, digest_of, freeze
+from counterpoint.store import PAYLOADS, SIDE, payloads, records, side_folder
 
-Cited = Event | int
+Cited: TypeAlias = Event | int
+"""An earlier event, or its `seq`."""
+Causes: TypeAlias = Iterable[Cited]
+Ids: TypeAlias = str | Sequence[str]
+"""One agent's id, or several."""
 E = TypeVar("E", bound=Event)
 
 SIDE_FILE_OVER = 1 << 20
@@ -77,7 +76,7 @@ class Recorder:
     Args:
         path: the file, created if absent; in an existing folder, a new file with a name of its own.
         sync: what a recorded event survives. "write" (default): the death of this process, by one
-            `os.write` per event. "disk": also a power cut, but for the last 64 events.
+            `os.write` per call. "disk": also a power cut, but for the last 64 events.
             "trace": nothing until the trace ends, for seeded simulations that can be run again.
 
     Raises:
@@ -87,8 +86,9 @@ class Recorder:
     def __init__(self, path: str | Path, *, sync: Sync = "write") -> None:
         self._store = AppendOnly(Path(path), sync)
         self.path = self._store.path
+        self._lock = threading.Lock()
         self._trace_ids: set[str] = set()
-        self._rollouts: dict[str, int] = {}
+        self._rollouts: dict[str | None, set[str | None]] = {}
         for _, value in records(self.path):
             if isinstance(value, Header):
                 self._remember(value)
@@ -127,6 +127,9 @@ class Recorder:
             roles: {agent: role} of those alive at the start; an agent's role defaults to its id.
             policies: {role: PolicyRef}; another version makes another group.
             meta: free notes that no method reads.
+
+        Raises:
+            Refused: the header could not be read back (a wrong type).
         """
         group = group_id if group_id is not None else _group(task_id, policies or {})
         header = Header(
@@ -137,45 +140,43 @@ class Recorder:
             counterpoint=FORMAT,
             task_id=task_id,
             group_id=group,
-            rollout_id=rollout_id or str(self._rollouts.get(group or "", 0)),
+            rollout_id=rollout_id,
             policies=dict(policies or {}),
             agents=tuple(AgentRef(id=a, role=r) for a, r in (roles or {}).items()),
         )
-        return self.open(header)
+        with self._lock:
+            if rollout_id is None:
+                header = msgspec.structs.replace(header, rollout_id=self._next_rollout(group))
+            return self._begin(header)
 
     def open(self, header: Header) -> TraceRecorder:
         """Open a trace under a header of your own; with `started` absent its clock is virtual.
 
         Raises:
-            Refused: the file already holds this trace_id.
+            Refused: the file already holds this trace_id, or the header could not be read back.
         """
+        if not canonical(payloads([header])):
+            raise Refused("this header cannot be recorded: build its payloads with `freeze`")
+        with self._lock:
+            return self._begin(header)
+
+    def _begin(self, header: Header) -> TraceRecorder:
         if header.trace_id in self._trace_ids:
             raise Refused(f"{self.path} already holds trace {header.trace_id}; give it another id")
-        return TraceRecorder(self, header)
-
-    # -- what the traces of this recorder call --------------------------------------------------
+        trace = TraceRecorder(self._store, header)
+        self._remember(header)
+        return trace
 
     def _remember(self, header: Header) -> None:
         self._trace_ids.add(header.trace_id)
-        group = header.group_id or ""
-        self._rollouts[group] = self._rollouts.get(group, 0) + 1
+        self._rollouts.setdefault(header.group_id, set()).add(header.rollout_id)
 
-    def _payload(self, value: Any) -> Payload:
-        """Freeze a value; over a mebibyte it goes to a side file and a reference stays."""
-        raw = freeze(value)
-        if raw is UNSET or len(data := bytes(raw)) <= SIDE_FILE_OVER:
-            return raw
-        name = digest_of(data).hex()
-        folder = side_folder(self.path)
-        folder.mkdir(exist_ok=True)
-        if not (folder / name).exists():
-            draft = folder / f"{name}.{uuid.uuid4().hex}.draft"
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(folder / name)
-        return freeze({"$file": name, "bytes": len(data)})
+    def _next_rollout(self, group: str | None) -> str:
+        taken = self._rollouts.get(group, set())
+        free = len(taken)
+        while str(free) in taken:
+            free += 1
+        return str(free)
 
 
 def _group(task_id: str | None, policies: Mapping[str, PolicyRef]) -> str | None:
@@ -184,33 +185,18 @@ def _group(task_id: str | None, policies: Mapping[str, PolicyRef]) -> str | None
     return f"{task_id}@{digest_of(CANONICAL.encode(dict(policies))).hex()[:8]}"
 
 
-class TraceRecorder:
+class TraceRecorder(TraceLog):
     """One trace being written. Leave its `with` block normally and it is sealed.
 
     An exception leaves it unsealed: whatever was recorded stays, and readers say unfinished.
     Methods may be called from several threads. Each takes `causes`, earlier events (or their
     `seq`) that it was computed from, besides the edges that the method itself implies.
-    """
 
-    def __init__(self, owner: Recorder, header: Header) -> None:
-        self.header = header
-        self._owner = owner
-        self._lock = threading.RLock()
-        self._pending: list[bytes] | None = [] if owner._store.sync == "trace" else None
-        self._digest = header_digest(header)
-        self._first = header.fork.seq if header.fork else 0
-        self._next = self._first
-        self._clock = time.time if header.started is not None else None
-        self._kinds: dict[str, int] = {}
-        self._totals: dict[str, float] = {}
-        self._last: dict[tuple[str, str], int] = {}
-        self._inbox: dict[str, list[int]] = {}
-        self._calls: dict[int, str] = {}
-        self._leaves: dict[int, None] = {}
-        self._environment: int | None = None
-        self._ended = False
-        self._write(encode(header))
-        owner._remember(header)
+    Every method raises:
+        Refused: the event could not be read back (a NaN, a wrong type, a cause that is not
+            earlier) and nothing of it was written; or the trace has ended.
+        OSError: the disk refused; events written before are intact and you may try again.
+    """
 
     def __enter__(self) -> TraceRecorder:
         return self
@@ -223,34 +209,20 @@ class TraceRecorder:
     ) -> None:
         if error is None:
             self.end()
-
-    def end(self) -> Seal:
-        """Write the seal: nothing follows it. Ending twice is refused."""
-        with self._lock:
-            self._still_open()
-            seal = Seal(
-                trace_id=self.header.trace_id,
-                events=self._next - self._first,
-                kinds=self._kinds,
-                digest=self._digest.hex(),
-                **cast(Any, {name: total for name, total in self._totals.items() if total}),
-            )
-            self._write(encode(seal), sealed=True)
-            self._ended = True
-            return seal
+        elif not self._closed:
+            self._store.release(self.header.trace_id)
 
     def emit(self, event: E) -> E:
         """Write an event that you built yourself: `trace_id` and `seq` are set, the rest is yours.
 
-        Raises:
-            Refused: the event could not be read back (a NaN, a wrong type), or the trace has ended.
-            OSError: the disk refused; events written before are intact and you may try again.
+        Its payloads are made by `freeze`.
         """
+        if not isinstance(event, Event) or not canonical(payloads([cast(AnyEvent, event)])):
+            raise Refused("only an event can be recorded, and its payloads are made by `freeze`")
+        kept = {name: self._stored(getattr(event, name)) for name in PAYLOADS[type(event)]}
         with self._lock:
-            self._still_open()
-            event = msgspec.structs.replace(event, trace_id=self.header.trace_id, seq=self._next)
-            self._put(event)
-            return event
+            own = {"trace_id": self.header.trace_id, "seq": self._next}
+            return self._put(msgspec.structs.replace(event, **own, **kept))
 
     # -- what an agent does ------------------------------------------------------------------
 
@@ -259,7 +231,7 @@ class TraceRecorder:
         agent: str,
         text: str | None = None,
         *,
-        sees: Iterable[Cited] | None = None,
+        sees: Causes | None = None,
         anchor: str | None = None,
         items: Sequence[Item] = (),
         token_ids: Any = None,
@@ -267,7 +239,7 @@ class TraceRecorder:
         trainable: bool = True,
         value: float | None = None,
         policy_version: str | None = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Act:
         """One turn of one agent.
 
@@ -285,72 +257,71 @@ class TraceRecorder:
             policy_version: which parameters acted.
             causes: further events that it was computed from.
         """
+        if not isinstance(text, str | None):
+            raise Refused(f"the text of an act is a string, not of type {type(text).__name__}")
+        said = {
+            "text_raw": self._payload(text),
+            "items": _tuple(items),
+            "token_ids": _tuple(token_ids),
+            "logprobs": _tuple(logprobs),
+            "trainable": trainable,
+            "value": value,
+            "policy_version": policy_version,
+        }
         with self._lock:
-            waiting = self._inbox.get(agent, [])
-            shown = waiting if sees is None else [_seq(e) for e in sees]
-            link = self._before(agent)
-            if shown or anchor is not None:
-                basis = "inferred:mailbox" if sees is None else "recorded"
-                seen = self._event(
-                    Observe,
-                    agent,
-                    [*link, *(Cause(seq=s, kind="consumes", basis=basis) for s in shown)],
-                    sources=tuple(Source(seq=s) for s in shown),
-                    anchor=anchor,
-                )
-                link = [Cause(seq=seen.seq, kind="derives")]
-            act = self._event(
-                Act,
-                agent,
-                [*link, *self._cited(causes)],
-                text_raw=self._owner._payload(text),
-                items=tuple(items),
-                token_ids=_sequence(token_ids),
-                logprobs=_sequence(logprobs),
-                trainable=trainable,
-                value=value,
-                policy_version=policy_version,
-            )
-            self._inbox[agent] = []
-            return act
+            shown = self._inbox.get(agent, []) if sees is None else sees
+            basis = "inferred:mailbox" if sees is None else "recorded"
+            shows = self._links("consumes", shown, basis)
+            life, further = self._life(agent), self._links("derives", causes)
+            if not shows and anchor is None:
+                return self._event(Act, agent, (*life, *further), said)
+            sources = tuple(Source(seq=cause.seq) for cause in shows)
+            view = {"sources": sources, "anchor": anchor}
+            seen = self._built(Observe, agent, (*life, *shows), view)
+            derives = Cause(seq=seen.seq, kind="derives")
+            act = self._built(Act, agent, (derives, *further), said, after=1)
+            return self._put(act, before=(seen,))
 
     def message(
         self,
         agent: str,
-        to: str | Sequence[str],
+        to: Ids,
         content: Any = None,
         *,
         channel: str | None = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Message:
         """Send a message; it waits in each receiver's mailbox until that agent acts."""
-        return self._sent(Message, agent, _ids(to), causes, content=content, channel=channel)
+        fields = {"to": _ids(to), "content_raw": self._payload(content), "channel": channel}
+        return self._effect(Message, agent, self._links("derives", causes), fields)
 
     def delegate(
         self,
         agent: str,
-        to: str | Sequence[str],
+        to: Ids,
         content: Any = None,
         *,
         waits: bool = False,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Delegate:
         """Hand work over; `waits` says that the sender goes on only after the return."""
-        return self._sent(Delegate, agent, _ids(to), causes, content=content, waits=waits)
+        fields = {"to": _ids(to), "content_raw": self._payload(content), "waits": waits}
+        return self._effect(Delegate, agent, self._links("derives", causes), fields)
 
     def agent_return(
         self,
         agent: str,
-        to: str | Sequence[str],
+        to: Ids,
         content: Any = None,
         *,
         answers: Cited | None = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> AgentReturn:
         """A sub-agent's result goes back; `answers` is the delegation, if there was one."""
-        with self._lock:
-            answered = [] if answers is None else [Cause(seq=_seq(answers), kind="returns")]
-            return self._sent(AgentReturn, agent, _ids(to), causes, answered, content=content)
+        answered = self._links("returns", () if answers is None else (answers,))
+        links = (*answered, *self._links("derives", causes))
+        fields = {"to": _ids(to), "content_raw": self._payload(content)}
+        return self._effect(AgentReturn, agent, links, fields)
 
     def spawn(
         self,
@@ -359,33 +330,18 @@ class TraceRecorder:
         role: str | None = None,
         *,
         context: Any = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Spawn:
         """Bring an agent to life; `context` waits in its mailbox."""
-        with self._lock:
-            born = self._effect(
-                Spawn,
-                agent,
-                causes,
-                child=child,
-                child_role=role,
-                context_raw=self._owner._payload(context),
-            )
-            self._last[(child, "spawn")] = born.seq
-            if context is not None:
-                self._inbox.setdefault(child, []).append(born.seq)
-            return born
+        fields = {"child": child, "child_role": role, "context_raw": self._payload(context)}
+        return self._effect(Spawn, agent, self._links("derives", causes), fields)
 
     def despawn(
-        self,
-        agent: str,
-        child: str,
-        status: Literal["completed", "errored", "cancelled", "timed_out"] = "completed",
-        *,
-        causes: Iterable[Cited] = (),
+        self, agent: str, child: str, status: Status = "completed", *, causes: Causes = ()
     ) -> Despawn:
         """End an agent."""
-        return self._effect(Despawn, agent, causes, child=child, status=status)
+        fields = {"child": child, "status": status}
+        return self._effect(Despawn, agent, self._links("derives", causes), fields)
 
     def tool_call(
         self,
@@ -394,16 +350,12 @@ class TraceRecorder:
         arguments: Any = None,
         *,
         source_id: str | None = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> ToolCall:
         """Call a tool; give the returned event to `tool_result`."""
-        with self._lock:
-            arguments_raw = self._owner._payload(arguments)
-            call = self._effect(
-                ToolCall, agent, causes, tool=tool, arguments_raw=arguments_raw, source_id=source_id
-            )
-            self._calls[call.seq] = agent
-            return call
+        given = self._payload(arguments)
+        fields = {"tool": tool, "arguments_raw": given, "source_id": source_id}
+        return self._effect(ToolCall, agent, self._links("derives", causes), fields)
 
     def tool_result(
         self,
@@ -411,37 +363,27 @@ class TraceRecorder:
         content: Any = None,
         *,
         error: str | None = None,
-        trust: Literal["untrusted", "unknown", "human", "trusted"] = "untrusted",
+        trust: Trust = "untrusted",
         pure: bool = False,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> ToolResult:
         """Answer a call. Untrusted unless you say otherwise; `pure` if it changed nothing.
 
         A result also descends from the last one that was not pure: the environment is shared.
-
-        Raises:
-            Refused: the call is unknown or already answered.
+        A call that is unknown or already answered is refused.
         """
+        links, further = self._links("answers", (call,)), self._links("derives", causes)
+        at, content_raw = links[0].seq, self._payload(content)
+        fields = {"call": at, "content_raw": content_raw, "error": error, "trust": trust}
         with self._lock:
-            agent = self._calls.pop(_seq(call), None)
-            if agent is None:
-                raise Refused(f"event {_seq(call)} is no tool call that waits for its result")
-            links = [Cause(seq=_seq(call), kind="answers")]
-            if self._environment is not None:
-                state = Cause(seq=self._environment, kind="derives", basis="inferred:environment")
-                links.append(state)
-            result = self._event(
-                ToolResult,
-                agent,
-                [*links, *self._cited(causes)],
-                call=_seq(call),
-                content_raw=self._owner._payload(content),
-                error=error,
-                trust=trust,
-            )
-            if not pure:
-                self._environment = result.seq
-            self._inbox.setdefault(agent, []).append(result.seq)
+            before = self._environment
+            if at not in self._calls:
+                raise Refused(f"event {at} is no tool call that waits for its result")
+            if before is not None:
+                links += self._links("derives", (before,), "inferred:environment")
+            result = self._event(ToolResult, self._calls[at], (*links, *further), fields)
+            if pure:
+                self._environment = before
             return result
 
     def write(
@@ -453,41 +395,33 @@ class TraceRecorder:
         *,
         base_version: int | None = None,
         reads: Sequence[Read] = (),
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Write:
         """Record that a shared artefact changed from `base_version` to `version`."""
-        return self._effect(
-            Write,
-            agent,
-            causes,
-            artefact=artefact,
-            version=version,
-            base_version=base_version,
-            reads=tuple(reads),
-            content_raw=self._owner._payload(content),
-        )
+        fields = {
+            "artefact": artefact,
+            "version": version,
+            "base_version": base_version,
+            "reads": _tuple(reads),
+            "content_raw": self._payload(content),
+        }
+        return self._effect(Write, agent, self._links("derives", causes), fields)
 
     def aggregate(
         self,
         agent: str,
-        inputs: Iterable[Cited],
+        inputs: Causes,
         content: Any = None,
         *,
         rule: str | None = None,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Aggregate:
         """Several earlier events become one."""
-        with self._lock:
-            used = tuple(_seq(e) for e in inputs)
-            return self._effect(
-                Aggregate,
-                agent,
-                causes,
-                [Cause(seq=s, kind="aggregates") for s in used],
-                inputs=used,
-                content_raw=self._owner._payload(content),
-                rule=rule,
-            )
+        used = self._links("aggregates", inputs)
+        links = (*used, *self._links("derives", causes))
+        read, content_raw = tuple(cause.seq for cause in used), self._payload(content)
+        fields = {"inputs": read, "content_raw": content_raw, "rule": rule}
+        return self._effect(Aggregate, agent, links, fields)
 
     def stop(
         self,
@@ -496,13 +430,11 @@ class TraceRecorder:
         *,
         reason: str = "answered",
         truncated: bool = False,
-        causes: Iterable[Cited] = (),
+        causes: Causes = (),
     ) -> Stop:
         """The run ends: only rewards may follow."""
-        answer_raw = self._owner._payload(answer)
-        return self._effect(
-            Stop, agent, causes, reason=reason, answer_raw=answer_raw, truncated=truncated
-        )
+        fields = {"reason": reason, "answer_raw": self._payload(answer), "truncated": truncated}
+        return self._effect(Stop, agent, self._links("derives", causes), fields)
 
     # -- what happens to them ----------------------------------------------------------------
 
@@ -516,46 +448,40 @@ class TraceRecorder:
         source: str = "env",
         verifiable: str | None = None,
         error_rate: float | None = None,
-        causes: Iterable[Cited] | None = None,
+        causes: Causes | None = None,
     ) -> Reward:
         """Record one amount on one channel; None says that scoring failed, which is not zero.
 
         `causes` are the events that it depends on; left out, it depends on everything the run did.
         """
+        fields = {
+            "amount": amount,
+            "channel": channel,
+            "family": family,
+            "target": target,
+            "source": source,
+            "verifiable": verifiable,
+            "error_rate": error_rate,
+        }
         with self._lock:
-            if causes is None:
-                basis = "inferred:run"
-                links = [Cause(seq=s, kind="rewards", basis=basis) for s in self._leaves]
-            else:
-                links = [Cause(seq=_seq(c), kind="rewards") for c in causes]
-            return self._event(
-                Reward,
-                source,
-                links,
-                amount=amount,
-                channel=channel,
-                family=family,
-                target=target,
-                source=source,
-                verifiable=verifiable,
-                error_rate=error_rate,
-            )
+            given = self._leaves if causes is None else causes
+            basis = "inferred:run" if causes is None else "recorded"
+            return self._event(Reward, source, self._links("rewards", given, basis), fields)
 
     def deliver(self, agent: str, message: Cited) -> Deliver:
         """Record when a message reached a mailbox, for loops in which that is not at once."""
-        seq = _seq(message)
-        return self._event(Deliver, agent, [Cause(seq=seq, kind="delivers")], message=seq)
+        links = self._links("delivers", (message,))
+        return self._event(Deliver, agent, links, {"message": links[0].seq})
 
     def intervene(
         self, do: str, *, target: Cited | None = None, content: Any = None, agent: str = "human"
     ) -> Intervene:
         """Record that a person changed something by hand."""
-        seq = None if target is None else _seq(target)
-        links = [] if seq is None else [Cause(seq=seq, kind="derives")]
-        content_raw = self._owner._payload(content)
-        return self._event(
-            Intervene, agent, links, do=do, target=seq, content_raw=content_raw, trust="human"
-        )
+        links = self._links("derives", () if target is None else (target,))
+        seq = links[0].seq if links else None
+        put = self._payload(content)
+        fields = {"do": do, "target": seq, "content_raw": put, "trust": "human"}
+        return self._event(Intervene, agent, links, fields)
 
     def safety(
         self,
@@ -566,138 +492,54 @@ class TraceRecorder:
         agent: str = "harness",
     ) -> Safety:
         """Record that a check blocked, flagged or declassified an event."""
-        seq = _seq(target)
-        guard = [Cause(seq=seq, kind="guards")]
-        return self._event(Safety, agent, guard, rule=rule, effect=effect, target=seq)
+        links = self._links("guards", (target,))
+        fields = {"rule": rule, "effect": effect, "target": links[0].seq}
+        return self._event(Safety, agent, links, fields)
 
-    def custom(
-        self, agent: str, name: str, data: Any = None, *, causes: Iterable[Cited] = ()
-    ) -> Custom:
+    def custom(self, agent: str, name: str, data: Any = None, *, causes: Causes = ()) -> Custom:
         """Keep something outside the vocabulary, under the name `vendor.kind`."""
-        data_raw = self._owner._payload(data)
-        return self._event(Custom, agent, self._cited(causes), name=name, data_raw=data_raw)
+        links = self._links("derives", causes)
+        return self._event(Custom, agent, links, {"name": name, "data_raw": self._payload(data)})
 
-    # -- how an event is put down --------------------------------------------------------------
+    # -- how the arguments become fields -----------------------------------------------------
 
-    def _sent(
-        self,
-        kind: type[E],
-        agent: str,
-        to: tuple[str, ...],
-        causes: Iterable[Cited],
-        links: Sequence[Cause] = (),
-        *,
-        content: Any,
-        **fields: Any,
-    ) -> E:
-        with self._lock:
-            content_raw = self._owner._payload(content)
-            event = self._effect(
-                kind, agent, causes, links, to=to, content_raw=content_raw, **fields
-            )
-            for receiver in to:
-                self._inbox.setdefault(receiver, []).append(event.seq)
-            return event
+    def _links(self, kind: EdgeKind, causes: Causes, basis: str = "recorded") -> Links:
+        if not causes:
+            return ()
+        try:
+            return tuple([Cause(seq=self._seq(c), kind=kind, basis=basis) for c in causes])
+        except TypeError:
+            raise Refused("causes are a list of events; write [event] for one of them") from None
 
-    def _effect(
-        self,
-        kind: type[E],
-        agent: str,
-        causes: Iterable[Cited],
-        links: Sequence[Cause] = (),
-        **fields: Any,
-    ) -> E:
-        """Something that an act brought about: authorised by the agent's last act."""
-        with self._lock:
-            act = self._last.get((agent, "act"))
-            own = [] if act is None else [Cause(seq=act, kind="authorizes")]
-            return self._event(kind, agent, [*own, *links, *self._cited(causes)], **fields)
+    def _seq(self, cited: Cited) -> int:
+        if isinstance(cited, int):
+            return cited
+        here = self.header.trace_id
+        if isinstance(cited, Event) and (cited.trace_id == here or self.header.fork):
+            return cited.seq
+        raise Refused(f"a cause is an earlier event of trace {here}, or its seq; this is neither")
 
-    def _event(self, kind: type[E], agent: str, links: Sequence[Cause], **fields: Any) -> E:
-        with self._lock:
-            self._still_open()
-            if not links and self._next > self._first:
-                order = Cause(seq=self._next - 1, kind="precedes", basis="inferred:order")
-                links = [order]
-            event = kind(
-                trace_id=self.header.trace_id,
-                t_start=self._clock() if self._clock else None,
-                seq=self._next,
-                agent=agent,
-                causes=tuple(links),
-                **fields,
-            )
-            self._put(event)
-            return event
+    def _payload(self, value: Any) -> Payload:
+        return self._stored(freeze(value))
 
-    def _put(self, event: Event) -> None:
-        line = _checked(cast(AnyEvent, event), self._first)
-        self._write(line)
-        self._next += 1
-        self._digest = chain(self._digest, line)
-        kind = event.kind
-        self._kinds[kind] = self._kinds.get(kind, 0) + 1
-        if event.tokens_in or event.tokens_out or event.cost_usd:
-            for name in ("tokens_in", "tokens_out", "cost_usd"):
-                self._totals[name] = self._totals.get(name, 0) + (getattr(event, name) or 0)
-        self._last[(event.agent, kind)] = event.seq
-        for cause in event.causes:
-            self._leaves.pop(cause.seq, None)
-        if kind != "reward":
-            self._leaves[event.seq] = None
-
-    def _before(self, agent: str) -> list[Cause]:
-        """An agent's earlier life: what precedes its next turn."""
-        found = []
-        for kind in ("observe", "act"):
-            seq = self._last.get((agent, kind))
-            if seq is not None:
-                found.append(Cause(seq=seq, kind="precedes"))
-        born = self._last.get((agent, "spawn")) if not found else None
-        return found if born is None else [Cause(seq=born, kind="spawns")]
-
-    def _cited(self, causes: Iterable[Cited], kind: EdgeKind = "derives") -> list[Cause]:
-        return [Cause(seq=_seq(cause), kind=kind) for cause in causes]
-
-    def _write(self, line: bytes, sealed: bool = False) -> None:
-        if self._pending is None:
-            self._owner._store.append(line + b"\n", sealed)
-        elif sealed:
-            self._owner._store.append(b"\n".join([*self._pending, line]) + b"\n", sealed)
-        else:
-            self._pending.append(line)
-
-    def _still_open(self) -> None:
-        if self._ended:
-            raise Refused(f"trace {self.header.trace_id} has its seal; open another trace")
+    def _stored(self, raw: Payload) -> Payload:
+        """Content over a mebibyte, or that looks like what stands for such, goes to a side file."""
+        if raw is UNSET:
+            return raw
+        data = bytes(raw)
+        if len(data) <= SIDE_FILE_OVER and not data.startswith(SIDE):
+            return raw
+        return freeze(aside(side_folder(self._store.path), data))
 
 
-def _checked(event: AnyEvent, first: int) -> bytes:
-    """Spell an event, and make sure that a reader will find in it what the caller meant."""
-    for cause in event.causes:
-        if not 0 <= cause.seq < event.seq:
-            raise Refused(f"event {event.seq} names {cause.seq} as a cause, which is not earlier")
+def _ids(to: Ids) -> Any:
+    return (to,) if isinstance(to, str) else _tuple(to)
+
+
+def _tuple(values: Any) -> Any:
+    """A tuple from any sequence or array; what is none is left for the type check to refuse."""
+    listed = values.tolist() if hasattr(values, "tolist") else values
     try:
-        line = encode(cast(Line, event))
-        again = decode(line)
-    except (TypeError, OverflowError, UnicodeError, msgspec.MsgspecError) as error:
-        raise Refused(f"this {event.kind} cannot be recorded: {error}") from None
-    # NaN and infinity are spelled as null, which would read back as "not given"
-    if b"null" in line and again != event:
-        raise Refused(f"this {event.kind} cannot be recorded: it holds NaN or infinity")
-    return line
-
-
-def _seq(event: Cited) -> int:
-    return event if isinstance(event, int) else event.seq
-
-
-def _ids(to: str | Sequence[str]) -> tuple[str, ...]:
-    return (to,) if isinstance(to, str) else tuple(to)
-
-
-def _sequence(values: Any) -> Any:
-    """A tuple from any sequence or array; None stays None."""
-    if values is None:
-        return None
-    return tuple(values.tolist() if hasattr(values, "tolist") else values)
+        return tuple(listed)
+    except TypeError:
+        return values

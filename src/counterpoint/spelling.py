@@ -10,6 +10,8 @@ import base64
 import binascii
 import hashlib
 import math
+import re
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -20,6 +22,9 @@ Payload: TypeAlias = Raw | UnsetType
 
 MAX_DEPTH = 64
 """Deepest nesting of arrays and objects that a line may have."""
+
+MAX_LINE = 64 << 20
+"""Longest line in bytes; longer content belongs in a side file."""
 
 _PAYLOAD_DEPTH = MAX_DEPTH - 3
 """Deepest nesting of a payload: the content of an act's item lies three levels inside its line."""
@@ -42,11 +47,14 @@ def freeze(value: Any) -> Payload:
 
     A string with lone surrogates, which UTF-8 cannot spell, is stored as ``{"$wtf8": base64}``.
     Raises Refused for a value that JSON cannot spell (NaN, infinity, an integer over 64 bits,
-    nesting deeper than 61, so that the line stays within 64; a foreign type).
+    nesting deeper than 61, so that the line stays within 64; a foreign type), and for raw bytes
+    that are not the canonical spelling.
     """
     if value is None or value is UNSET:
         return UNSET
     if type(value) is Raw:
+        if not canonical([value]):
+            raise Refused("a raw payload is not spelled canonically; give the value itself")
         return value
     try:
         spelled = CANONICAL.encode(value)
@@ -57,11 +65,10 @@ def freeze(value: Any) -> Payload:
         raise Refused(f"a payload of type {kind} has no JSON form: {error}") from None
     if type(value) is str:
         return Raw(spelled)
-    if b"null" in spelled and not _finite(value):
+    if beyond := _beyond(spelled):
+        raise Refused(f"a payload {beyond}")
+    if b"null" in spelled and not _finite(msgspec.to_builtins(value)):
         raise Refused("a payload holds NaN or infinity, which JSON cannot spell")
-    nested = spelled.count(b"[") + spelled.count(b"{")
-    if nested > _PAYLOAD_DEPTH and _depth(value) > _PAYLOAD_DEPTH:
-        raise Refused(f"a payload is nested deeper than {_PAYLOAD_DEPTH} levels")
     return Raw(spelled)
 
 
@@ -73,62 +80,115 @@ def thaw(raw: Payload) -> Any:
     return _restore_surrogates(value) if b"$wtf8" in bytes(raw) else value
 
 
+def canonical(payloads: Sequence[Raw]) -> bool:
+    """Whether each payload is spelled as `freeze` spells it; one call for many is much cheaper."""
+    joined = b"[%b]" % b",".join(payloads)
+    try:
+        if CANONICAL.encode(PLAIN.decode(joined)) != joined:
+            return False
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return False
+    return not any(text[:1] != b'"' and _beyond(text) for text in map(bytes, payloads))
+
+
+# ---------------------------------------------------------------------------------------------
+# Limits: what the fast decoder would let through
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
+_LONG_INTEGER = re.compile(rb"(?<![\d.])-?\d{19,}(?![\d.eE])")
+
+
+def _beyond(text: bytes) -> str | None:
+    """Which limit well-formed JSON breaks; the cheap bounds come first."""
+    if text.count(b"[") + text.count(b"{") > _PAYLOAD_DEPTH and deeper(text, _PAYLOAD_DEPTH):
+        return f"is nested deeper than {_PAYLOAD_DEPTH} levels"
+    if b"0" * 19 in text.translate(_AS_ZERO) and _long_integer(text):
+        return "holds an integer of over 64 bits"
+    return None
+
+
+def deeper(text: bytes, limit: int) -> bool:
+    """Whether well-formed JSON is nested deeper than `limit`: peel off one layer at a time."""
+    brackets = _STRING.sub(b"", text).translate(_AS_SQUARE, _NO_BRACKET)
+    for _ in range(limit):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _long_integer(text: bytes) -> bool:
+    bare = _STRING.sub(b"", text)
+    return any(not -(1 << 63) <= int(n) < 1 << 64 for n in _LONG_INTEGER.findall(bare))
+
+
 def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):
-        return all(_finite(v) for v in value.values())
-    if isinstance(value, list | tuple):
-        return all(_finite(v) for v in value)
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_finite, value))
     return True
 
 
-def _depth(value: Any) -> int:
-    deepest, level = 0, [value]
-    while level:
-        children: list[Any] = []
-        for v in level:
-            if isinstance(v, dict):
-                children += v.values()
-            elif isinstance(v, list | tuple):
-                children += v
-        held = any(isinstance(v, dict | list | tuple) for v in level)
-        deepest += held
-        level = children
-    return deepest
+# ---------------------------------------------------------------------------------------------
+# Lone surrogates
 
 
 def escape_surrogates(value: Any) -> Any:
-    """Replace every text that holds a lone surrogate by its ``{"$wtf8": …}`` form."""
+    """Replace every text that holds a lone surrogate by its ``{"$wtf8": …}`` form.
+
+    A pair of surrogates becomes the one character that it means. A key has no object form, so a
+    lone surrogate in one is written out as its escape. Raises Refused if two keys become one.
+    """
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            joined = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-            raw = joined.encode("utf-8", "surrogatepass")
-            return {"$wtf8": base64.b64encode(raw).decode()}
-        return value
+        return _escape_text(value)
     if isinstance(value, dict):
-        return {_escape_key(k): escape_surrogates(v) for k, v in value.items()}
+        out = {_escape_key(key): escape_surrogates(v) for key, v in value.items()}
+        if len(out) != len(value):
+            raise Refused("two keys of one object differ in lone surrogates alone; rename one")
+        return out
     if isinstance(value, list | tuple):
         return [escape_surrogates(v) for v in value]
     return value
 
 
+def _escape_text(text: str) -> Any:
+    paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    if _spellable(paired):
+        return paired
+    return {"$wtf8": base64.b64encode(paired.encode("utf-8", "surrogatepass")).decode()}
+
+
 def _escape_key(key: Any) -> Any:
-    """A key has no object form, so a lone surrogate in one is written out as its escape."""
     return key.encode("utf-8", "backslashreplace").decode() if isinstance(key, str) else key
+
+
+def _spellable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _restore_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         packed = value.get("$wtf8")
         if len(value) == 1 and isinstance(packed, str):
-            try:
-                return base64.b64decode(packed, validate=True).decode("utf-8", "surrogatepass")
-            except (binascii.Error, UnicodeDecodeError):
-                return value
+            return _unpacked(packed) or value
         return {k: _restore_surrogates(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_restore_surrogates(v) for v in value]
     return value
+
+
+def _unpacked(packed: str) -> str | None:
+    """The text that was escaped; None if `escape_surrogates` would not have escaped it."""
+    try:
+        text = base64.b64decode(packed, validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, ValueError):
+        return None
+    return None if _spellable(text) else text

@@ -1,27 +1,29 @@
 """The door inwards: bytes of a file become records, and records become traces.
 
-`records` reads line by line and reports every line that cannot be read (rules V01 and V02);
-`assemble` gathers lines into traces and hands each one out as soon as its seal is seen, so memory
-grows with the traces that are open, not with the file.
+`records` reads whole pieces at once where every line is spelled as we spell it, else line by line,
+and reports every line that cannot be read (rules V01 and V02); `read_file` gathers lines into
+traces and hands each one out as soon as its seal is seen, so memory grows with the traces that are
+open, not with the file.
 """
 
 from __future__ import annotations
 
 import difflib
 import gzip
+import io
 import json
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 
 from counterpoint.schema import (
-    KINDS,
     LINES,
     Act,
     AnyEvent,
@@ -36,18 +38,28 @@ from counterpoint.schema import (
     decode,
     encode,
 )
-from counterpoint.spelling import CANONICAL, MAX_DEPTH, PLAIN, Refused, digest_of, escape_surrogates
+from counterpoint.spelling import (
+    CANONICAL,
+    MAX_DEPTH,
+    MAX_LINE,
+    PLAIN,
+    Refused,
+    canonical,
+    deeper,
+    digest_of,
+    escape_surrogates,
+)
 
-MAX_LINE = 64 << 20
-"""Longest line in bytes; longer content belongs in a side file."""
-
-_CHUNK = 1 << 20
-_SIDE = b'{"$file":'
-_WITH_PAYLOAD: list[type[Struct]] = [*KINDS.values(), CreditEntry]
-_PAYLOADS: dict[type[Struct], str | None] = {
-    cls: next((f for f in cls.__struct_fields__ if f.endswith("_raw")), None)
-    for cls in _WITH_PAYLOAD
+_CHUNK = 1 << 18
+_BOM = b"\xef\xbb\xbf"
+SIDE = b'{"$file":'
+"""How a payload begins that stands for the content of a side file."""
+_LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+PAYLOADS = {
+    cls: tuple(name for name in cls.__struct_fields__ if name.endswith("_raw"))
+    for cls in LINES.values()
 }
+"""The fields of each kind of line that hold payloads."""
 
 
 class Record(NamedTuple):
@@ -69,177 +81,198 @@ def records(path: str | Path, findings: list[Finding] | None = None) -> Iterator
     """Read one file (plain or gzip) record by record; lines that cannot be read go to `findings`.
 
     A byte-order mark, CRLF and blank lines are accepted. A last line without a newline that does
-    not parse is called incomplete: it may still be being written. Raises Refused if `path` is no
-    readable file.
+    not parse is called incomplete: it may still be being written. A side file that is missing or
+    altered is a finding too, and its event is read. Raises Refused if `path` is no readable file.
     """
-    found = [] if findings is None else findings
-    path, name = Path(path), str(path)
-    number, offset = 0, 0
-    for piece, ended in _pieces(path, found):
-        lines = piece.split(b"\n")
-        if ended:
-            lines.pop()
-        for raw in lines:
-            number += 1
-            try:
-                record = decode(raw)
-                if encode(record) != raw or not _sound(record):
-                    record = _respell(raw)
-            except (Fault, msgspec.MsgspecError, RecursionError, UnicodeError):
-                line = raw.strip(b"\r \t").removeprefix(b"\xef\xbb\xbf" if number == 1 else b"")
-                if not line:
-                    offset += len(raw) + 1
-                    continue
-                try:
-                    record = _respell(line)
-                except Fault as fault:
-                    found.append(_finding(fault, raw, name, number, offset, ended))
-                    offset += len(raw) + 1
-                    continue
-            yield Record(number, record)
-            offset += len(raw) + 1
+    return map(Record._make, _numbered(Path(path), [] if findings is None else findings))
 
 
-def _pieces(path: Path, findings: list[Finding]) -> Iterator[tuple[bytes, bool]]:
-    """Whole lines in pieces of about a mebibyte; the flag is False for a last line with no end."""
+def payloads(lines: Iterable[Line]) -> list[Raw]:
+    """Every payload that some lines hold, those of an act's items included."""
+    found = [getattr(line, name) for line in lines for name in PAYLOADS[type(line)]]
+    found += [item.content_raw for line in lines if type(line) is Act for item in line.items]
+    return [raw for raw in found if raw is not UNSET]
+
+
+def _numbered(path: Path, found: list[Finding]) -> Iterator[tuple[int, Line]]:
+    for piece in _pieces(path, found):
+        lines = _all_at_once(piece)
+        yield from (
+            _one_by_one(piece, path, found) if lines is None else zip(count(piece.line), lines)
+        )
+
+
+def _all_at_once(piece: _Piece) -> list[Line] | None:
+    """The lines of a piece, or None if it holds one that must be looked at by itself."""
+    if not piece.ended or len(piece.data) > MAX_LINE or SIDE in piece.data:
+        return None
+    try:
+        lines = _LINES.decode_lines(piece.data)
+        same = CANONICAL.encode_lines(lines) == piece.data
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+    # The typed decoder skips payloads without looking
+    return lines if same and canonical(payloads(lines)) else None
+
+
+def _one_by_one(piece: _Piece, path: Path, found: list[Finding]) -> Iterator[tuple[int, Line]]:
+    offset = piece.offset
+    for number, raw in enumerate(piece.data.removesuffix(b"\n").split(b"\n"), piece.line):
+        text = raw.removeprefix(_BOM if number == 1 else b"").strip(b" \t\r")
+        try:
+            if text:
+                line = _readable(text)
+                if SIDE in text:
+                    found += _side_findings(path, number, line)
+                yield number, line
+        except Fault as fault:
+            found.append(_finding(fault, raw, path, number, offset, piece.ended))
+        offset += len(raw) + 1
+
+
+def _readable(text: bytes) -> Line:
+    """One line, or the Fault that says why not."""
+    if len(text) > MAX_LINE:
+        raise _too_long(len(text))
+    try:
+        line = decode(text)
+        if encode(line) == text and canonical(payloads([line])):
+            return line
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        pass
+    return _respell(text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Bytes become pieces of whole lines
+
+
+class _Piece(NamedTuple):
+    """Whole lines: number and byte offset of the first; `ended` is False for a line with no end."""
+
+    data: bytes
+    line: int
+    offset: int
+    ended: bool = True
+
+
+def _pieces(path: Path, found: list[Finding]) -> Iterator[_Piece]:
+    """Cut a file into pieces of whole lines; a line over the limit is reported and left out."""
+    line, offset, over, rest = 1, 0, 0, bytearray()
+    for chunk in _chunks(path, found):
+        if over:
+            tail, newline, chunk = chunk.partition(b"\n")
+            over += len(tail)
+            if not newline:
+                continue
+            found.append(_finding(_too_long(over), b"", path, line, offset, ended=True))
+            line, offset, over = line + 1, offset + over + 1, 0
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            rest += chunk[:cut]
+            yield _Piece(bytes(rest), line, offset)
+            line, offset = line + rest.count(b"\n"), offset + len(rest)
+            rest = bytearray(chunk[cut:])
+        else:
+            rest += chunk
+        if len(rest) > MAX_LINE:
+            over, rest = len(rest), bytearray()
+    if over:
+        found.append(_finding(_too_long(over), b"", path, line, offset, ended=False))
+    elif rest:
+        yield _Piece(bytes(rest), line, offset, ended=False)
+
+
+def _chunks(path: Path, found: list[Finding]) -> Iterator[bytes]:
     try:
         with _open(path) as file:
-            rest = b""
-            while chunk := _chunk(file, path, findings):
-                cut = chunk.rfind(b"\n") + 1
-                if cut:
-                    yield rest + chunk[:cut], True
-                    rest = chunk[cut:]
-                else:
-                    rest += chunk
-                if len(rest) > MAX_LINE:
-                    raise Refused(f"{path} holds a line longer than {MAX_LINE} bytes")
-            if rest:
-                yield rest, False
+            while chunk := file.read1(_CHUNK):
+                yield chunk
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        message = f"the gzip stream is damaged or cut short: {error}"
+        found.append(Finding(rule="V01", message=message, file=str(path)))
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     file = path.open("rb")
-    if file.read(2) == b"\x1f\x8b":
-        file.close()
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    file.seek(0)
-    return file
-
-
-def _chunk(file: IO[bytes], path: Path, findings: list[Finding]) -> bytes:
-    try:
-        return file.read(_CHUNK)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        message = f"the gzip stream is damaged or cut short: {error}"
-        findings.append(Finding(rule="V01", message=message, file=str(path)))
-        return b""
-
-
-def _sound(record: Line) -> bool:
-    """Whether the payload decodes and is spelled canonically; the typed decoder skips payloads."""
-    name = _PAYLOADS.get(type(record))
-    if name is not None:
-        raw = getattr(record, name)
-        if raw is not UNSET and not _sound_payload(raw):
-            return False
-    if type(record) is Act:
-        for item in record.items:
-            if item.content_raw is not UNSET and not _sound_payload(item.content_raw):
-                return False
-    elif type(record) is Header:
-        return all(
-            raw is UNSET or _sound_payload(raw) for raw in (record.meta_raw, record.config_raw)
-        )
-    return True
-
-
-_LONG_INTEGER = re.compile(rb"\d{19}")
-"""Where an integer of over 64 bits may stand, which the fast decoder lets through."""
-
-
-def _sound_payload(raw: Raw) -> bool:
-    text = bytes(raw)
-    if text[:1] != b'"' and _LONG_INTEGER.search(text):
-        return False
-    return CANONICAL.encode(PLAIN.decode(text)) == text and (
-        text.count(b"[") + text.count(b"{") <= MAX_DEPTH
-    )
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    file.close()
+    return gzip.open(path, "rb")
 
 
 # ---------------------------------------------------------------------------------------------
 # The slow path: a line in another spelling, or one with a fault to be named
 
 
-def _respell(line: bytes) -> Line:
+def _respell(text: bytes) -> Line:
     """Read a line that is not spelled canonically, or raise the Fault that says why not."""
-    value = _strict_json(line)
+    value = _strict_json(text)
     if not isinstance(value, dict):
         raise Fault("V01", f"a line holds one JSON object, this one holds a {type(value).__name__}")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in LINES:
-        close = difflib.get_close_matches(str(kind), LINES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = _nearest(str(kind), LINES)
         raise Fault("V02", f"`type` is {_short(kind)}, which is no kind of line{hint}", "type")
-    known = LINES[kind].__struct_encode_fields__
+    known = ("type", *LINES[kind].__struct_encode_fields__)
     for key in value:
-        if key != "type" and key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise Fault("V02", f"{kind} has no field {_short(key)}{hint}", key)
+        if key not in known:
+            message = f"{kind} has no field {_short(key)}{_nearest(key, known)}"
+            raise Fault("V02", message, _short(key)[1:-1])
     try:
         return decode(CANONICAL.encode(escape_surrogates(value)))
     except msgspec.MsgspecError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        place = path.rstrip("`") or None
-        raise Fault("V02", f"{place or kind}: {message[:1].lower()}{message[1:]}", place) from None
-    except OverflowError:
-        raise Fault("V01", "an integer needs more than 64 bits") from None
+        raise _type_fault(kind, str(error)) from None
+    except Refused as refusal:
+        raise Fault("V01", str(refusal)) from None
 
 
-def _strict_json(line: bytes) -> Any:
+def _type_fault(kind: str, error: str) -> Fault:
+    """Name the field in a sentence of the decoder: where it looked, or what it missed there."""
+    message, _, place = error.partition(" - at `$")
+    place = place.strip(".`")
+    if missing := re.search(r"required field `(\w+)`", message):
+        place = f"{place}.{missing[1]}".strip(".")
+    plain = message[:1].lower() + ascii(message[1:])[1:-1]
+    return Fault("V02", f"{place or kind}: {plain[:200]}", place or None)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:60], known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _strict_json(text: bytes) -> Any:
+    deep = Fault("V01", f"nested deeper than {MAX_DEPTH} levels")
     try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise Fault("V01", f"byte {line[error.start]:#04x} at {error.start} is not UTF-8") from None
-    if _nesting(text) > MAX_DEPTH:
-        raise Fault("V01", f"nested deeper than {MAX_DEPTH} levels")
-    try:
-        return json.loads(
-            text,
+        value = json.loads(
+            text.decode(),
             object_pairs_hook=_no_duplicates,
             parse_constant=_no_constant,
             parse_int=_int64,
             parse_float=_finite_float,
         )
+    except UnicodeDecodeError as error:
+        raise Fault("V01", f"byte {text[error.start]:#04x} at {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise Fault("V01", f"not JSON: {error.msg.lower()} at character {error.pos}") from None
-
-
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"?')
-
-
-def _nesting(text: str) -> int:
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return 0
-    deepest = level = 0
-    for character in _QUOTED.sub("", text):
-        if character in "[{":
-            level += 1
-            deepest = max(deepest, level)
-        elif character in "]}":
-            level -= 1
-    return deepest
+    except RecursionError:
+        raise deep from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and deeper(text, MAX_DEPTH):
+        raise deep
+    return value
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise Fault("V01", f"the key {_short(twice)} stands twice in one object", twice)
+        twice = next(key for key in out if keys.count(key) > 1)
+        raise Fault(
+            "V01", f"the key {_short(twice)} stands twice in one object", _short(twice)[1:-1]
+        )
     return out
 
 
@@ -260,12 +293,20 @@ def _finite_float(digits: str) -> float:
     return value
 
 
+def _too_long(size: int) -> Fault:
+    return Fault(
+        "V01", f"{size} bytes on one line, over {MAX_LINE}: long content goes to side files"
+    )
+
+
 def _short(value: Any) -> str:
     text = ascii(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return text if len(text) <= 60 else f"{text[:56]}…{text[-1]}"
 
 
-def _finding(fault: Fault, raw: bytes, file: str, number: int, offset: int, ended: bool) -> Finding:
+def _finding(
+    fault: Fault, raw: bytes, path: Path, number: int, offset: int, ended: bool
+) -> Finding:
     message = fault.message
     if fault.rule == "V01":
         message = f"{message} (line starts at byte {offset})"
@@ -275,7 +316,7 @@ def _finding(fault: Fault, raw: bytes, file: str, number: int, offset: int, ende
     return Finding(
         rule=fault.rule,
         message=message,
-        file=file,
+        file=str(path),
         line=number,
         trace_id=trace_id,
         seq=seq,
@@ -283,7 +324,7 @@ def _finding(fault: Fault, raw: bytes, file: str, number: int, offset: int, ende
     )
 
 
-_TRACE_ID = re.compile(rb'"trace_id":\s?"([^"\\]{1,200})"')
+_TRACE_ID = re.compile(rb'"trace_id":\s?"([ !#-\[\]-~]{1,200})"')
 _SEQ = re.compile(rb'"seq":\s?(\d{1,18})')
 
 
@@ -291,7 +332,7 @@ def _identify(raw: bytes) -> tuple[str | None, int | None]:
     """Best guess of which event an unreadable line was."""
     trace_id, seq = _TRACE_ID.search(raw), _SEQ.search(raw)
     return (
-        trace_id.group(1).decode(errors="replace") if trace_id else None,
+        trace_id.group(1).decode() if trace_id else None,
         int(seq.group(1)) if seq else None,
     )
 
@@ -317,66 +358,64 @@ class _Open:
 def read_file(path: str | Path, findings: list[Finding] | None = None) -> Iterator[Trace]:
     """Yield the traces of one file of ours, each when its seal is read, the unsealed ones last.
 
-    A line of a trace that has no header is dropped with one finding for the whole trace; a line
-    after a trace's seal breaks V13; a side file that is missing or altered breaks V02. Late
-    rewards and credit lines are not part of a trace and are passed over (see `side_records`).
+    Lines of a trace that has no header are dropped with one finding for the whole trace; a line
+    after a trace's seal breaks V13. Late rewards and credit lines are not part of a trace and are
+    passed over (see `side_records`). What `records` finds is found here too.
     """
     found = [] if findings is None else findings
     file = str(path)
     open_traces: dict[str, _Open] = {}
-    headless: set[str] = set()
-    sealed: set[str] = set()
-    for number, value in records(path, found):
+    closed: dict[str, str] = {}
+    for number, value in _numbered(Path(path), found):
         if isinstance(value, Event):
             held = open_traces.get(value.trace_id)
             if held is not None:
                 held.events.append(value)
                 held.lines.append(number)
-                name = _PAYLOADS[type(value)]
-                if name is not None:
-                    _check_side_file(Path(path), value, getattr(value, name), number, found)
-            elif value.trace_id in sealed:
-                found.append(_after_seal(file, number, value.trace_id, value.seq))
-            elif value.trace_id not in headless:
-                headless.add(value.trace_id)
-                message = "no readable header opens this trace; its lines are left out"
-                found.append(
-                    Finding(
-                        rule="V02", message=message, file=file, line=number, trace_id=value.trace_id
-                    )
-                )
+                continue
         elif isinstance(value, Header):
-            if value.trace_id in sealed:
-                found.append(_after_seal(file, number, value.trace_id, None))
-            elif value.trace_id in open_traces:
-                message = "a second header for this trace; the first is kept"
-                found.append(
-                    Finding(
-                        rule="V02", message=message, file=file, line=number, trace_id=value.trace_id
-                    )
-                )
-            else:
+            if value.trace_id not in open_traces and closed.get(value.trace_id) != "sealed":
                 open_traces[value.trace_id] = _Open(value)
+                continue
         elif isinstance(value, Seal):
-            if value.trace_id in open_traces:
-                sealed.add(value.trace_id)
-                yield open_traces.pop(value.trace_id).close(file, value)
-            elif value.trace_id in sealed:
-                found.append(_after_seal(file, number, value.trace_id, None))
+            held = open_traces.pop(value.trace_id, None)
+            if held is not None:
+                closed[value.trace_id] = "sealed"
+                yield held.close(file, value)
+                continue
+        else:
+            continue
+        found += _stray(value, file, number, closed)
     for held in open_traces.values():
         yield held.close(file, None)
 
 
-def side_records(path: str | Path, findings: list[Finding] | None = None) -> Iterator[Any]:
+def _stray(
+    value: Header | AnyEvent | Seal, file: str, line: int, closed: dict[str, str]
+) -> list[Finding]:
+    """A line that belongs to no open trace: after the seal, a second header, or without one."""
+    state = closed.get(value.trace_id)
+    if state == "sealed":
+        rule, message = "V13", "a line of this trace stands after its seal; it is left out"
+    elif isinstance(value, Header):
+        rule, message = "V02", "a second header for this trace; the first is kept"
+    elif state is None:
+        closed[value.trace_id] = "headless"
+        rule, message = "V02", "no readable header opens this trace; its lines are left out"
+    else:
+        return []
+    seq = value.seq if state and isinstance(value, Event) else None
+    trace_id = value.trace_id
+    return [Finding(rule=rule, message=message, file=file, line=line, trace_id=trace_id, seq=seq)]
+
+
+def side_records(
+    path: str | Path, findings: list[Finding] | None = None
+) -> Iterator[LateReward | CreditEntry]:
     """Yield the late rewards and credit entries of a file beside a trace."""
     for _, value in records(path, findings):
         if isinstance(value, LateReward | CreditEntry):
             yield value
-
-
-def _after_seal(file: str, line: int, trace_id: str, seq: int | None) -> Finding:
-    message = "a line of this trace stands after its seal; it is left out"
-    return Finding(rule="V13", message=message, file=file, line=line, trace_id=trace_id, seq=seq)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -406,22 +445,19 @@ def side_content(path: str | Path, reference: dict[str, Any]) -> Any:
     return PLAIN.decode(data)
 
 
-def _check_side_file(
-    path: Path, event: Event, raw: Any, line: int, findings: list[Finding]
-) -> None:
-    if raw is UNSET or bytes(raw[:9] if isinstance(raw, bytes) else memoryview(raw)[:9]) != _SIDE:
-        return
-    try:
-        side_content(path, PLAIN.decode(raw))
-    except Refused as refusal:
-        findings.append(
-            Finding(
+def _side_findings(path: Path, number: int, line: Line) -> Iterator[Finding]:
+    for raw in payloads([line]):
+        if not bytes(raw).startswith(SIDE):
+            continue
+        try:
+            side_content(path, PLAIN.decode(raw))
+        except Refused as refusal:
+            yield Finding(
                 rule="V02",
                 message=str(refusal),
                 file=str(path),
-                line=line,
-                trace_id=event.trace_id,
-                seq=event.seq,
+                line=number,
+                trace_id=line.trace_id,
+                seq=getattr(line, "seq", None),
                 field="content",
             )
-        )
