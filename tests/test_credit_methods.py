@@ -18,6 +18,8 @@ from counterpoint.steps import Steps
 
 NAN = math.nan
 
+few = settings(deadline=None, max_examples=40)
+
 
 @st.composite
 def tables(draw, unscored: bool = True, masks: bool = True, anchors: int = 4) -> Steps:
@@ -59,6 +61,7 @@ def close(values, expected) -> None:
 # Against the references
 
 
+@few
 @given(tables(), st.booleans(), st.sampled_from([0, 1]))
 def test_grpo_is_the_loop_over_rollouts(steps, normalize_std, ddof):
     """Every group, mean, deviation and missing value as in the loop."""
@@ -66,6 +69,7 @@ def test_grpo_is_the_loop_over_rollouts(steps, normalize_std, ddof):
     close(ours, reference.grpo(steps, normalize_std, ddof))
 
 
+@few
 @given(
     tables(),
     st.sampled_from([0.0, 0.5, 0.95, 1.0]),
@@ -77,6 +81,7 @@ def test_reinforce_is_the_sum_of_what_came_later(steps, gamma, baseline):
     close(ours, reference.reinforce(steps, gamma, baseline))
 
 
+@few
 @given(
     tables(),
     st.sampled_from([0.0, 0.5, 1.0]),
@@ -89,6 +94,7 @@ def test_gae_is_the_recursion_over_each_actors_turns(steps, gamma, gae_lambda, c
     close(ours.values, reference.gae(steps, list(steps.value), gamma, gae_lambda, critic))
 
 
+@few
 @given(tables(), st.sampled_from([0.5, 1.0]))
 def test_gae_fits_the_mean_return_of_an_anchor(steps, gamma):
     """values='mc' is gae on the mean returns that a loop finds."""
@@ -97,6 +103,7 @@ def test_gae_fits_the_mean_return_of_an_anchor(steps, gamma):
     close(ours.values, reference.gae(steps, V, gamma, 0.95, "team"))
 
 
+@few
 @given(tables(), st.sampled_from([0.0, 0.5, 0.95]), st.booleans(), st.sampled_from([0.0, 0.7, 1.0]))
 def test_gigpo_is_the_double_loop(steps, gamma, normalize_std, step_weight):
     """Both parts, all keys, singletons and dead anchors as in the loops."""
@@ -117,6 +124,7 @@ def test_scan_is_the_loop_over_chunks_too():
     np.testing.assert_allclose(scan(x, decay), out[:-1], rtol=0, atol=1e-11)
 
 
+@few
 @given(tables(masks=False))
 def test_ratio_and_clip_are_where_the_loss_is_flat(steps):
     """Clipped says exactly where moving ρ either way does not move PPO's loss."""
@@ -133,6 +141,7 @@ def test_ratio_and_clip_are_where_the_loss_is_flat(steps):
 # Invariances
 
 
+@few
 @given(tables(unscored=False, masks=False), st.floats(-5, 5))
 def test_a_shift_of_all_rewards_changes_no_comparison(steps, shift):
     """The same constant on every rollout's outcome leaves grpo and both parts of gigpo alone."""
@@ -150,6 +159,7 @@ def test_a_shift_of_all_rewards_changes_no_comparison(steps, shift):
         np.testing.assert_allclose(gigpo(moved, gamma=1.0, **options).values, before, atol=1e-7)
 
 
+@few
 @given(tables(), st.sampled_from([2.0, 10.0, 1000.0]))
 def test_a_scale_of_rewards_scales_or_vanishes(steps, scale):
     """Without the deviation credit scales with the rewards; with it, only eps notices."""
@@ -165,6 +175,7 @@ def test_a_scale_of_rewards_scales_or_vanishes(steps, scale):
     np.testing.assert_allclose(grpo(big, **exact).values, before, atol=1e-9)
 
 
+@few
 @given(tables(masks=False))
 def test_masked_rows_can_be_put_in_anywhere(steps):
     """A masked row without reward between any two turns changes no credit of any method."""
@@ -199,6 +210,7 @@ def test_masked_rows_can_be_put_in_anywhere(steps):
         assert np.isnan(credit[n:]).all()
 
 
+@few
 @given(tables())
 def test_lambda_runs_from_delta_to_return(steps):
     """λ = 1 is G − V, λ = 0 is δ, for a team's critic and for an agent's."""
@@ -210,6 +222,7 @@ def test_lambda_runs_from_delta_to_return(steps):
         close(near.values, near.parts["delta"])
 
 
+@few
 @given(tables(), st.sampled_from([0.0, 0.5, 0.95]))
 def test_td_is_a_fixed_point(steps, gae_lambda):
     """With values='td' every anchor's value is the mean of its turns' λ-returns; λ = 1 is 'mc'."""
@@ -225,6 +238,7 @@ def test_td_is_a_fixed_point(steps, gae_lambda):
     np.testing.assert_allclose(far, gae(steps, values="mc", **one).values, atol=1e-9)
 
 
+@few
 @given(tables(anchors=1000))
 def test_gigpo_without_repeats_is_grpo(steps):
     """When no state comes back there is nothing to compare but the rollouts: exactly grpo."""
@@ -271,6 +285,26 @@ def test_equal_rewards_teach_nothing():
         assert credit.values.tolist() == [0, 0, 0]
         assert credit.diagnostics["groups_without_signal"] == 1
         assert credit.diagnostics["effective_sample_size"] == 0
+
+
+def test_a_batch_scale_still_flags_a_group_without_spread():
+    """[1, 1] and [1, 0] over the σ .5 of all four: 0, 0 and ±.5/.5, one group without signal."""
+    credit = one_row_each([1, 1, 1, 0], ["a", "a", "b", "b"], normalize_std="batch", eps=0.0)
+    np.testing.assert_allclose(credit.values, [0, 0, 1, -1], atol=1e-12)
+    assert credit.diagnostics["groups_without_signal"] == 1
+    assert credit.diagnostics["effective_sample_size"] == 2
+
+
+def test_unbias_and_weight_change_the_mean_as_stated():
+    """Outcomes 1 and 0 in 1 and 3 turns: mean .5 by rollouts, .25 by turns; n/(n − 1) is 2."""
+    steps = Steps.from_columns(rollout=[0, 1, 1, 1], reward=[1, 0, 0, 0])
+    plain = {"normalize_std": False}
+    assert grpo(steps, **plain).values.tolist() == [0.5, -0.5, -0.5, -0.5]
+    assert grpo(steps, unbias=True, **plain).values.tolist() == [1, -1, -1, -1]
+    by_turn = grpo(steps, weight="step", **plain)
+    assert by_turn.values.tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert by_turn.parts["n"].tolist() == [4] * 4
+    assert by_turn.diagnostics["effective_sample_size"] == 2
 
 
 def test_missing_is_not_zero():
@@ -481,7 +515,3 @@ def test_no_rows_give_no_credit():
         credit = estimate(name, empty)
         assert len(credit) == 0
         assert credit.diagnostics["effective_sample_size"] == 0
-
-
-settings.register_profile("credit", deadline=None, max_examples=60)
-settings.load_profile("credit")
