@@ -19,6 +19,7 @@ from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
 from counterpoint.schema import Trace
 from counterpoint.steps import Steps
+from counterpoint.training import update
 from counterpoint.world import fold
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "rollout",
     "score",
     "tool",
+    "update",
 ]

@@ -26,21 +26,23 @@ _NEEDS = {
     "logprob": "give logprob= to from_columns, or record acts with logprobs=",
     "logprob_new": "give logprob_new=, the log-probabilities under the policy being updated",
     "step_return": "give step_return=, the already discounted return of each row",
+    "menu": "give menu= and action= to from_columns, or play an environment with menus",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
 }
 _LARGEST = 1e150
 _FLOAT = ("value", "logprob", "logprob_new", "step_return", "time")
-_LABEL = ("group", "task", "agent", "role", "anchor", "state_digest")
-_PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step", "event")
-_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN)
+_LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
+_PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
+_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, "event", "action")
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
     """Turns of many rollouts as arrays of shape (rows,); one row is one act.
 
-    Labels (`group`, `task`, `rollout`, `agent`, `role`, `anchor`, `state_digest`) are integer
-    codes, their texts are in `names`. Columns that were not given are None; a missing float is NaN.
+    Labels (`group`, `task`, `rollout`, `agent`, `role`, `anchor`, `state_digest`, `menu`)
+    are integer codes, their texts are in `names`. Columns that were not given are None; a missing
+    float is NaN.
 
     Attributes:
         group: what is normalised over: same task, policy version and fork arm.
@@ -59,6 +61,8 @@ class Steps:
         n_tokens: tokens of the turn. time: seconds.
         valid: whether the turn could be parsed. env_step: the environment's own step count.
         state_digest: code of the full state, to see which anchors alias; −1 where missing.
+        menu: code of the labels that could be chosen from; −1 where nothing was prescribed.
+        action: index of the chosen label in the menu, −1 where none was chosen.
         event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
         counts: what was left out while the rows were made.
     """
@@ -83,6 +87,8 @@ class Steps:
     state_digest: Ints | None = None
     time: Floats | None = None
     event: Ints | None = None
+    menu: Ints | None = None
+    action: Ints | None = None
     names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -324,6 +330,8 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         env_step=_whole("env_step", given) if "env_step" in given else step,
         anchor=optional_labels("anchor"),
         state_digest=optional_labels("state_digest"),
+        menu=optional_labels("menu"),
+        action=_chosen(given["action"]) if "action" in given else None,
         event=_events(given["event"]) if "event" in given else None,
         names=names,
         counts=counts,
@@ -397,6 +405,11 @@ def _is_number(value: Any) -> bool:
         return value is None or isinstance(float(value), float)
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def _chosen(values: Any) -> Ints:
+    out = _floats("action", values)
+    return np.where(np.isnan(out), -1, out).astype(np.int64)
 
 
 def _whole(name: str, given: dict[str, Any]) -> Ints:

@@ -25,6 +25,8 @@ class Turn(NamedTuple):
     n_tokens: int
     time: float | None
     valid: bool
+    menu: tuple[str, ...] | None
+    action: int | None
 
 
 def turns(
@@ -66,7 +68,7 @@ def turns(
     if later:
         raise Refused(f"a late reward names trace {next(iter(later))}, which is not among these")
     given = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
-    for name in ("anchor", "state_digest", "value", "logprob", "time"):
+    for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action"):
         if all(v is None for v in given[name]):
             del given[name]
     given["event"] = list(zip(columns["trace"], columns["seq"], strict=True))
@@ -100,9 +102,23 @@ def _rows(trace: Trace) -> list[Turn]:
                     n_tokens=len(tokens) if tokens else event.tokens_out or 0,
                     time=event.t_start,
                     valid=bool(event.items) or not parsed,
+                    menu=shown and _labels(shown),
+                    action=shown and _chosen(shown, event),
                 )
             )
     return rows
+
+
+def _labels(shown: Observe) -> tuple[str, ...] | None:
+    return None if shown.legal is None else tuple(label for label, _ in shown.legal)
+
+
+def _chosen(shown: Observe, act: Act) -> int | None:
+    """Which entry of the menu was said: the first with that text; None if it was none of them."""
+    if shown.legal is None:
+        return None
+    text = act.text
+    return next((i for i, (_, entry) in enumerate(shown.legal) if entry == text), None)
 
 
 def _rewards(
