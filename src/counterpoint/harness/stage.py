@@ -258,8 +258,11 @@ def _pay(run: Run) -> AnyEvent | None:
 
 def _reward(run: Run, paid: Amount) -> AnyEvent:
     if paid.causes is None:
-        used = {cause.seq for event in run.events for cause in event.causes}
-        ends = [e.seq for e in run.events if e.seq not in used and not isinstance(e, Reward)]
+        done = [event for event in run.events if not isinstance(event, Reward)]
+        # what only an order leads on from is an end too: descent does not follow such edges
+        links_on = (c for e in done for c in e.causes if c.basis != "inferred:order")
+        used = {cause.seq for cause in links_on}
+        ends = [event.seq for event in done if event.seq not in used]
         links = [Cause(seq=seq, kind="rewards", basis="inferred:run") for seq in ends]
     else:
         seqs = sorted({c if isinstance(c, int) else c.seq for c in paid.causes})
