@@ -17,6 +17,7 @@ from counterpoint.ledger import Credit
 from counterpoint.policies import Output
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
+from counterpoint.redrive import check_env, replay
 from counterpoint.schema import Trace
 from counterpoint.steps import Steps
 from counterpoint.training import update
@@ -33,6 +34,7 @@ __all__ = [
     "Steps",
     "Trace",
     "check_credit_method",
+    "check_env",
     "estimate",
     "fold",
     "gae",
@@ -41,6 +43,7 @@ __all__ = [
     "make",
     "read",
     "reinforce",
+    "replay",
     "rollout",
     "score",
     "tool",

@@ -13,16 +13,22 @@ import typer
 from counterpoint.cli import render
 from counterpoint.credit import METHODS, estimate, parameters, score
 from counterpoint.creditfile import entries, matched, read_entries
+from counterpoint.envs import ENVS, make
 from counterpoint.formats import FORMATS, Tally, export, read
 from counterpoint.games import GAMES, deal, gradient, play, truth
+from counterpoint.harness import runs
 from counterpoint.lanes import lanes, summary
 from counterpoint.ledger import Credit
+from counterpoint.policies.tabular import Softmax
+from counterpoint.recorder import Recorder
+from counterpoint.redrive import replay
 from counterpoint.rows import difference, load_batch, save_batch
 from counterpoint.save import save, trace_lines, whole_file
 from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
+from counterpoint.targets import load_target
 from counterpoint.validate import validate
 from counterpoint.world import fold
 
@@ -48,11 +54,18 @@ Settings = Annotated[
 
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "formats", "games"], typer.Argument(help="Which table.")],
+    what: Annotated[
+        Literal["methods", "envs", "formats", "games"], typer.Argument(help="Which table.")
+    ],
     json_: Json = False,
 ) -> None:
-    """List the methods, formats or games there are."""
-    tables: dict[str, Any] = {"methods": METHODS, "formats": FORMATS, "games": GAMES}
+    """List the methods, environments, formats or games there are."""
+    tables: dict[str, Any] = {
+        "methods": METHODS,
+        "envs": ENVS,
+        "formats": FORMATS,
+        "games": GAMES,
+    }
     rows = []
     for name, row in tables[what].items():
         fields = {key: value for key, value in row._asdict().items() if not callable(value)}
@@ -292,6 +305,56 @@ def score_(
 
 
 @app.command()
+def record(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="`list envs`, or file.py:Class.")],
+    out: Annotated[Path, typer.Option("-o", help="The trace file to write.")],
+    groups: Annotated[int, typer.Option(min=1, help="Tasks.")] = 16,
+    rollouts: Annotated[int, typer.Option(min=1, help="Runs of each task.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    policy: Annotated[
+        str, typer.Option(help="`uniform`, a table's file, or file.py:policy.")
+    ] = "uniform",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the environment, NAME=VALUE.")
+    ] = None,
+    append: Append = False,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Play an environment and write every event down as it happens."""
+    played = make(env, **_options(settings))
+    team = _policy(policy)
+    if out.exists() and not append:
+        if out.is_dir() or not force:
+            raise Refused(f"{out} exists; choose another name, or say --append or --force")
+        out.unlink()
+    outcomes, events = [], 0
+    with Recorder(out) as recorder:
+        traces = runs(
+            played, team, groups=range(groups), rollouts=rollouts, seed=seed, recorder=recorder
+        )
+        for trace in render.progress(traces, "recording"):
+            outcomes.append(trace.outcome)
+            events += len(trace)
+    scored = [outcome for outcome in outcomes if outcome is not None]
+    mean = sum(scored) / len(scored) if scored else None
+    result = {"env": played.id, "traces": len(outcomes), "events": events, "mean_outcome": mean}
+    render.as_json(result) if json_ else render.pairs(result)
+
+
+@app.command("replay")
+def replay_(path: Traces, json_: Json = False) -> None:
+    """Play recorded runs again and compare byte for byte; exit 1 if one diverged."""
+    told = replay(render.progress(_read(path), "replaying"))
+    if json_:
+        render.as_json(told.as_dict())
+    else:
+        for text in str(told).splitlines():
+            render.line(render.plain(text))
+    raise typer.Exit(1 if told.diverged else 0)
+
+
+@app.command()
 def report(
     path: Traces,
     out: Annotated[Path, typer.Option("-o", help="The folder to write report.html into.")],
@@ -334,6 +397,13 @@ def demo(
         render.table(result.real, "Real runs, credited by four methods")
         render.table(result.summary["methods"], "Games whose credit is known exactly")
     render.note(f"wrote {out / 'report.html'} and {out / 'summary.json'}")
+
+
+def _policy(name: str) -> Any:
+    """A policy for all roles: a uniform table, a saved one, or what a file of yours makes."""
+    if name == "uniform":
+        return Softmax()
+    return load_target(name) if ".py:" in name else Softmax.load(name)
 
 
 def _read(path: Path, format_: str | None = None) -> Iterator[Trace]:
