@@ -560,7 +560,7 @@ class ForkRef(Part, kw_only=True, frozen=True):
     level: Literal["channel", "decision"] | None = None
     branch: Int64 = 0
     streams: Literal["branch", "parent"] = "branch"
-    keys: tuple[tuple[int, str], ...] = ()
+    keys: tuple[tuple[Int64, str], ...] = ()
 
 
 class Header(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="header"):
@@ -575,13 +575,13 @@ class Header(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="he
     writer: str | None = None
     started: float | None = None
     meta_raw: Payload = field(default=UNSET, name="meta")
-    counterpoint: int
+    counterpoint: Int64
     task_id: str | None = None
     group_id: str | None = None
     rollout_id: str | None = None
     env: EnvRef | None = None
-    task_seed: int | None = None
-    seed: int | None = None
+    task_seed: Int64 | None = None
+    seed: Int64 | None = None
     config_raw: Payload = field(default=UNSET, name="config")
     tools: dict[str, str] = {}
     policies: dict[str, PolicyRef] = {}
@@ -607,7 +607,7 @@ class Seal(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="seal
 
     trace_id: str
     events: Int64
-    kinds: dict[str, int] = {}
+    kinds: dict[str, Int64] = {}
     tokens_in: Int64 | None = None
     tokens_out: Int64 | None = None
     cost_usd: float | None = None
