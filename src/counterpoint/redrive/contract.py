@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 from counterpoint.envs import Env
 from counterpoint.harness import Run, next_event, rollout, team_of
@@ -19,14 +19,13 @@ from counterpoint.harness.run import READ
 from counterpoint.policies import Policy
 from counterpoint.policies.grammar import parse
 from counterpoint.policies.tabular import Softmax
-from counterpoint.redrive.edits import broken, edges, edited_runs, narrow
-from counterpoint.redrive.follow import Led, Team, difference
+from counterpoint.redrive.edits import broken, edges, edited_runs, narrow, selected
+from counterpoint.redrive.follow import Led, Team, call_of, difference
 from counterpoint.schema import (
     RESERVED,
     Observe,
     Reward,
     Spawn,
-    ToolCall,
     ToolResult,
     Trace,
     Verb,
@@ -60,7 +59,8 @@ def check_env(env: Env, policies: Team | None = None, *, tasks: int = 3, seed: i
     rewards        finite or absent; for agents that lived; caused by events that happened
     deterministic  the same header gives the same bytes, whatever was played in between
     redrive        reset and the recorded acts bring the environment back to every event
-    snapshot       restored at any event, the run goes on as recorded; a snapshot serves twice
+    snapshot       restored at any event, the run goes on as recorded; one serves twice
+                   (of long runs: at evenly spaced events)
     pure           a pure tool changes nothing, and reads only what the reset fixed
     edges          what is computed for an agent does not move when an act is edited from which
                    no edge leads there
@@ -191,25 +191,29 @@ def _redrive(env: Env, team: Mapping[str, Policy], traces: Sequence[Trace]) -> i
 
 
 def _snapshot(env: Env, team: Mapping[str, Policy], traces: Sequence[Trace]) -> int:
-    """The places at which the environment was restored."""
-    for trace in traces:
-        states = []
-        led = Led(trace.header, env)
-        for event in trace.events:
-            states.append(env.snapshot())
-            led.differs(event)
+    """The places at which the environment was restored, from the last to the first."""
+    states = {(n, t): state for n, trace in enumerate(traces) for t, state in _states(env, trace)}
+    places = selected(list(states), [len(traces[n]) - t for n, t in states])
+    # the first is restored once more at the end
+    for n, t in (*reversed(places), *places[:1]):
+        led = Led(traces[n].header, env)
+        env.restore(states[n, t])
+        for event in traces[n].events[:t]:
             led.emit(event)
-        # the middle one is used again at the end
-        for t in (*range(len(trace)), len(trace) // 2):
-            led = Led(trace.header, env)
-            env.restore(states[t])
-            for event in trace.events[:t]:
-                led.emit(event)
-            found = led.follow(trace)
-            if found is not None:
-                what = f"restored before event {t}, event {found[0]} differs: {found[1]}"
-                broken(env, "snapshot", what)
-    return sum(len(trace) + 1 for trace in traces)
+        found = led.follow(traces[n])
+        if found is not None:
+            what = f"restored before event {t}, event {found[0]} differs: {found[1]}"
+            broken(env, "snapshot", what)
+    return len(places)
+
+
+def _states(env: Env, trace: Trace) -> Iterator[tuple[int, Any]]:
+    """Snapshots before each event of a run."""
+    led = Led(trace.header, env)
+    for t, event in enumerate(trace.events):
+        yield t, env.snapshot()
+        led.differs(event)
+        led.emit(event)
 
 
 def _pure(env: Env, team: Mapping[str, Policy], traces: Sequence[Trace]) -> int:
@@ -227,10 +231,10 @@ def _reads_little(env: Env, trace: Trace) -> int:
             here = env.snapshot()
             env.restore(fresh)
             env.bind(World(trace.header), ())
-            again = answer(led, _call_of(led, event))
+            again = answer(led, call_of(led, event))
             env.restore(here)
             if what := difference(event, again):
-                tool = led.tool_of(event)
+                tool = call_of(led, event).tool
                 broken(
                     env,
                     "pure",
@@ -248,7 +252,7 @@ def _writes_nothing(env: Env, trace: Trace) -> int:
     skipped: list[str] = []
     for event in trace.events:
         if isinstance(event, ToolResult) and _is_pure(led, event):
-            skipped.append(led.tool_of(event))
+            skipped.append(call_of(led, event).tool)
         elif (what := led.differs(event)) and skipped:
             broken(env, "pure", f"without {skipped[-1]} running, event {event.seq} differs: {what}")
         led.emit(event)
@@ -256,14 +260,8 @@ def _writes_nothing(env: Env, trace: Trace) -> int:
 
 
 def _is_pure(run: Run, result: ToolResult) -> bool:
-    spec = run.specs.get(run.tool_of(result))
-    return spec is not None and spec.pure and _call_of(run, result).verdict != "deny"
-
-
-def _call_of(run: Run, result: ToolResult) -> ToolCall:
-    call = run.events[result.call or 0]
-    assert isinstance(call, ToolCall)
-    return call
+    spec = run.specs.get(call_of(run, result).tool)
+    return spec is not None and spec.pure and call_of(run, result).verdict != "deny"
 
 
 _CLAUSES: dict[str, Callable[[Env, Mapping[str, Policy], Sequence[Trace]], int]] = {

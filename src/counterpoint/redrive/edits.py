@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from counterpoint.envs import Env
 from counterpoint.graph import TraceGraph
@@ -29,10 +29,10 @@ from counterpoint.schema import (
 )
 from counterpoint.spelling import Refused, freeze
 
-EDITS = 256
-"""Most acts that are edited in one check, spread evenly over all that could be."""
+WORK = 20_000
+"""Events that one clause may compute; of what would take more, an even selection is examined."""
 
-
+T = TypeVar("T")
 Name = tuple[str, str, int]
 """An event by agent, kind, and the how-manieth of those: a name that holds in another run too."""
 
@@ -40,6 +40,11 @@ Name = tuple[str, str, int]
 def broken(env: Env, clause: str, what: str) -> NoReturn:
     """Refuse an environment, naming the clause of its contract that it breaks."""
     raise Refused(f"{env.id} breaks its contract, clause {clause}: {what}")
+
+
+def selected(things: Sequence[T], costs: Sequence[int]) -> Sequence[T]:
+    """All things, or evenly spaced ones so that their costs come to about `WORK`."""
+    return things[:: max(1, math.ceil(sum(costs) / WORK))]
 
 
 def depends(trace: Trace, reward: Event | int) -> tuple[str, ...]:
@@ -72,8 +77,7 @@ def edited_runs(
         if isinstance(act, Act)
         for text in _alternatives(trace, act)
     ]
-    every = max(1, math.ceil(len(possible) / EDITS))
-    for trace, act, text in possible[::every]:
+    for trace, act, text in selected(possible, [len(trace) for trace, _, _ in possible]):
         yield trace, act, _with_text(env, team, trace, act, text)
 
 
@@ -165,12 +169,11 @@ def _moved(event: AnyEvent, twin: AnyEvent) -> str | None:
 def narrow(env: Env, trace: Trace, act: Act, edited: Trace) -> int:
     """Compare the rewards that name their causes, and do not descend from the act."""
     after = _paid(edited)
-    graph = TraceGraph(trace)
     examined = 0
     for key, reward in _paid(trace).items():
         if any(cause.basis == "inferred:run" for cause in reward.causes):
             continue
-        if act.seq in graph.ancestors(reward.seq, descent=True).tolist():
+        if act.seq in TraceGraph(trace).ancestors(reward.seq, descent=True):
             continue
         examined += 1
         now = after[key].amount if key in after else None

@@ -9,19 +9,17 @@ needs branches that are sampled, which is `fork`.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from counterpoint.envs import Env
 from counterpoint.harness import Run, next_event
 from counterpoint.policies import Menu, Observation, Output, Policy, described
-from counterpoint.redrive.follow import Led, Team, difference, env_for, redrive, team_for
-from counterpoint.schema import Act, AnyEvent, Intervene, ToolResult, Trace
+from counterpoint.redrive.follow import Led, Team, call_of, difference, env_for, redrive, team_for
+from counterpoint.schema import Act, AnyEvent, Header, Intervene, ToolResult, Trace
 from counterpoint.spelling import Refused
 from counterpoint.streams import Domain, Draws
-from counterpoint.world import World
 
 PREFIXES = 200_000
 """How many prefixes are listed before a sentence says that sampling is cheaper."""
@@ -58,7 +56,7 @@ def value_of(prefix: Trace, env: Env | None = None, policies: Team | None = None
             says why it needs fork; or a run ends unscored.
     """
     run = redrive(prefix, env, policies)
-    return _Walk().value(Listed(run, run.events))
+    return _Walk().value(Listed(run.header, run.env, _all_listed(run.policies), run.events))
 
 
 def values_along(trace: Trace, env: Env | None = None, policies: Team | None = None) -> list[float]:
@@ -70,7 +68,7 @@ def values_along(trace: Trace, env: Env | None = None, policies: Team | None = N
     Arguments and errors as in `value_of`.
     """
     env = env_for(trace.header, env)
-    team = team_for(trace.header, env, policies)
+    team = _all_listed(team_for(trace.header, env, policies))
     states = _states(trace, env)
     walk = _Walk()
     values = [0.0] * (len(trace) + 1)
@@ -79,7 +77,7 @@ def values_along(trace: Trace, env: Env | None = None, policies: Team | None = N
             values[t] = values[t + 1]
             continue
         env.restore(states[t])
-        run = Listed(Run(trace.header, env, team), trace.events[:t])
+        run = Listed(trace.header, env, team, trace.events[:t])
         known = (trace.events[t], values[t + 1]) if t < len(trace) else None
         values[t] = walk.value(run, known)
     return values
@@ -166,10 +164,11 @@ class Chance(Draws):
 class Listed(Run):
     """A run that can be asked for everything that may come next."""
 
-    def __init__(self, run: Run, events: Sequence[AnyEvent]) -> None:
+    def __init__(
+        self, header: Header, env: Env, policies: Mapping[str, Policy], events: Sequence[AnyEvent]
+    ) -> None:
         self.chance = Chance()
-        team = {role: _listed(role, policy) for role, policy in run.policies.items()}
-        super().__init__(run.header, run.env, team, events)
+        super().__init__(header, env, policies, events)
 
     def draws(self, domain: Domain, owner: str, k: int, asked_at: int) -> Draws:
         """All draws are the walker's."""
@@ -177,11 +176,11 @@ class Listed(Run):
 
     def then(self, event: AnyEvent) -> Listed:
         """Another run, one event further; the environment is shared."""
-        twin = copy.copy(self)
-        twin.world, twin.events, twin.changed = World(self.header), [], None
-        for each in (*self.events, event):
-            twin.emit(each)
-        return twin
+        return Listed(self.header, self.env, self.policies, (*self.events, event))
+
+
+def _all_listed(team: Mapping[str, Policy]) -> dict[str, Policy]:
+    return {role: _listed(role, policy) for role, policy in team.items()}
 
 
 def _listed(role: str, policy: Policy) -> Policy:
@@ -240,7 +239,7 @@ def _listable(run: Listed, event: AnyEvent) -> None:
     if isinstance(event, Intervene):
         raise Refused("V cannot be listed, it needs fork: a permission rule asks a human")
     if run.chance.unlisted:
-        what = run.tool_of(event) if isinstance(event, ToolResult) else run.role(event.agent)
+        what = call_of(run, event).tool if isinstance(event, ToolResult) else run.role(event.agent)
         raise Refused(
             f"V cannot be listed, it needs fork: {what} draws by draws.random(), not by choice"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +19,18 @@ from counterpoint.harness import Run, next_event, team_of
 from counterpoint.policies import Menu, Observation, Output, Policy, described
 from counterpoint.policies.grammar import VERSION as GRAMMAR
 from counterpoint.policies.tabular import Softmax
-from counterpoint.schema import Act, AnyEvent, Header, Intervene, Item, PolicyRef, Trace, encode
+from counterpoint.schema import (
+    Act,
+    AnyEvent,
+    Header,
+    Intervene,
+    Item,
+    PolicyRef,
+    ToolCall,
+    ToolResult,
+    Trace,
+    encode,
+)
 from counterpoint.spelling import CANONICAL, Refused
 from counterpoint.streams import Draws
 
@@ -121,6 +132,11 @@ def redrive(prefix: Trace, env: Env | None = None, policies: Team | None = None)
         seq, what = found
         raise Refused(f"trace {prefix.trace_id} cannot be re-driven past event {seq}: {what}")
     return Run(prefix.header, env, team, led.events)
+
+
+def call_of(run: Run, result: ToolResult) -> ToolCall:
+    """The call that a result of a played run answers."""
+    return cast(ToolCall, run.events[cast(int, result.call)])
 
 
 def _by_hand(event: AnyEvent) -> bool:
