@@ -102,7 +102,9 @@ def test_a_folder_of_our_own_files_is_read_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "10.jsonl").unlink()
     (tmp_path / "10.jsonl.gz").write_bytes(zipped)
     (tmp_path / "notes.json").write_text("{}")
-    assert tasks(list(read(tmp_path))) == ["9", "10"]
+    findings: list[Finding] = []
+    assert tasks(list(read(tmp_path, findings=findings))) == ["9", "10"]
+    assert findings == []
 
 
 @pytest.mark.parametrize("format", [None, "openai_chat"])

@@ -67,6 +67,9 @@ def test_the_example_event_by_event() -> None:
     assert trace[0].text is None  # type: ignore[union-attr]
     assert trace[5].call == 4  # type: ignore[union-attr]
     assert trace[7].inputs == (6,)  # type: ignore[union-attr]
+    rest = trace.header.meta["rest"]  # what an event has no field for, and only that
+    assert rest[0] == {"t": 0, "role": "lead", "content_ref": "decide_spawn_planner_executor"}
+    assert rest[5] == {"t": 5, "agent": "browser.search", "tool": "browser.search"}
 
 
 def test_the_example_raises_trust_at_e7_and_only_there(tmp_path: Path) -> None:
@@ -181,6 +184,9 @@ def test_odd_rewards_and_topologies_are_reported(tmp_path: Path) -> None:
     assert [(e.channel, e.amount) for e in trace.of("reward")] == [("tool", 0.5), ("R7", -0.25)]  # type: ignore[union-attr]
     assert trace.outcome == -0.25  # a key that is a family: R7 is a cost of the outcome
     assert trace.header.topology == "unknown"
+    trace, (finding,), _ = one(tmp_path, run_of(rewards={str(n): 1 for n in range(99)}))
+    assert finding.field == "rewards"
+    assert trace.of("reward") == []
 
 
 def test_events_without_a_kind_here_are_kept_as_custom(tmp_path: Path) -> None:

@@ -265,6 +265,8 @@ def test_results_without_ids_are_matched_by_position_and_say_so(chats: Chats) ->
     answers = [r.causes[0].basis for r in trace.of("tool_result")[:2]]
     assert answers == ["inferred:position"] * 2
     assert trace.of("tool_result")[2].call is None  # type: ignore[union-attr]
+    mixed = chats(asks(call("f", "a", n=1), call("f", n=2)), result("one", "a"), result("two"))
+    assert pairs(mixed) == [("f", {"n": 1}, "one"), ("f", {"n": 2}, "two")]
     other = chats(asks(call("f", "a")), result("?", "b", name="g"))
     assert pairs(other) == [("f", {}, None)]
 

@@ -16,7 +16,7 @@ from counterpoint.formats.intake import Anchor, Intake, Rejected, add, caused
 from counterpoint.schema import RESERVED, Act, AnyEvent, Item, Message, Observe, Source, Trust
 from counterpoint.spelling import CANONICAL, Payload, digest_of
 
-MAX_AGENTS = 256
+MAX_AGENTS = 64
 """Most participants of one run: every one of them sees all, so edges grow with their number."""
 
 

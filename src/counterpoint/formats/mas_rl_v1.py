@@ -47,6 +47,9 @@ from counterpoint.spelling import Payload, freeze
 
 ABOUT = "the JSON Schema of the orchestration-trace survey (arXiv:2605.02801)"
 
+MAX_CHANNELS = 64
+"""Most reward channels of one run: each depends on every event that ends a path."""
+
 EDGES_IN: dict[str, EdgeKind] = {
     "temporal": "precedes",
     "causal": "derives",
@@ -285,6 +288,10 @@ def _own(event: Foreign, edges: list[tuple[str, int]]) -> tuple[type[Event], dic
 def _rewards(given: Any, events: list[AnyEvent], intake: Intake) -> None:
     """One reward event a channel."""
     rewards = intake.optional(take.object_at, {"rewards": given or {}}, "rewards") or {}
+    if len(rewards) > MAX_CHANNELS:
+        message = f"{len(rewards)} reward channels are more than {MAX_CHANNELS}; all are left out"
+        intake.report("V02", message, "rewards")
+        return
     causes = take.everything(events)
     for key in rewards:
         try:
