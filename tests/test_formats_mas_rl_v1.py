@@ -128,6 +128,7 @@ def test_only_edges_on_a_cycle_are_cut(tmp_path: Path) -> None:
     assert links in ({("c", "a"), ("b", "c")}, {("c", "a"), ("c", "b")})
 
 
+@pytest.mark.slow
 def test_a_large_tangle_takes_finite_time(tmp_path: Path) -> None:
     """20,000 events in one ring with chords both ways: cut in linear time, and a valid order."""
     n = 20_000
