@@ -97,17 +97,17 @@ def _credited(name: str, traces: list[Trace]) -> tuple[list[dict[str, Any]], Sec
     for row, credit in zip(method_rows(results), results.values(), strict=True):
         earning = np.unique(steps.rollout[np.nan_to_num(credit.values) != 0])
         rows.append({"runs of": name, **row, "nonzero_runs": len(earning)})
-    rollout = busiest(steps, results)
-    section = Section(
-        f"Real runs: {name}",
+    text = (
         f"{len(traces)} runs, {len(steps)} turns. Effective sample size is the number of rollouts "
         "that can teach a method anything; a group without signal is a task whose runs all ended "
-        "alike.",
-        rows,
-        turns_figure(steps, results, rollout),
-        f"Credit of every turn of trace {steps.names['rollout'][rollout]}; colours are agents.",
+        "alike, or of which there is only one run."
     )
-    return rows, section
+    if not any(row["nonzero_runs"] for row in rows):
+        return rows, Section(f"Real runs: {name}", text + " Here no group has a signal.", rows)
+    rollout = busiest(steps, results)
+    figure = turns_figure(steps, results, rollout)
+    caption = f"Credit of every turn of trace {steps.names['rollout'][rollout]}."
+    return rows, Section(f"Real runs: {name}", text, rows, figure, caption)
 
 
 def _against_exact() -> tuple[list[dict[str, Any]], Section]:

@@ -124,7 +124,7 @@ def about_runs(
         Section("Findings by rule", rows=[{"rule": r, "findings": n} for r, n in totals.items()]),
         Section("Credit", " ".join(refused), rows),
     ]
-    if results:
+    if any(np.nan_to_num(credit.values).any() for credit in results.values()):
         rollout = busiest(steps, results)
         name = steps.names["rollout"][rollout]
         sections.append(
@@ -200,10 +200,14 @@ def turns_figure(steps: Steps, results: Mapping[str, Credit], rollout: int) -> s
             ax.bar(range(len(rows)), values, color=[colour[agent] for agent in agents])
             ax.axhline(0, color="#57606a", linewidth=0.6)
             ax.set_ylabel(name)
+            ax.set_xlim(-0.6, len(rows) - 0.4)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.tick_params(labelbottom=ax is axes[-1, 0])
         axes[-1, 0].set_xlabel("turn")
         for agent, tint in list(colour.items())[:8]:
             axes[0, 0].bar(0, 0, color=tint, label=agent)
-        axes[0, 0].legend(loc="upper left", ncols=4, fontsize=8, frameon=False)
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+        axes[0, 0].legend(ncols=4, fontsize=8, frameon=False, **place)
 
     return figure(len(results), 1, draw, height=1.1)
 
