@@ -8,7 +8,8 @@ or open a block of its own.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, cast
 
 from counterpoint.schema import Trust
 from counterpoint.spelling import digest_of
@@ -32,11 +33,19 @@ def wrap(labelled: Labelled) -> str:
     The fence is a digest that does not occur in the text; the origin is spelled without controls.
     """
     fence = _fence(labelled.text)
-    origin = re.sub(r"[^\w.:/@-]", "_", labelled.origin)[:80]
-    return f"<<from {origin}, {labelled.trust}, {fence}\n{labelled.text}\n{fence}>>"
+    head = f"<<from {_plain(labelled.origin)}, {labelled.trust}, {fence}"
+    return f"{head}\n{labelled.text}\n{fence}>>"
 
 
-_OPENING = re.compile(r"<<from ([\w.:/@-]*), (untrusted|unknown|human|trusted), ([0-9a-f]{8})\n")
+def spoken(labelled: Labelled) -> str:
+    """The environment's own words: bare, unless they hold what could be read as a block's head."""
+    return wrap(labelled) if _HEAD in labelled.text else labelled.text
+
+
+_HEAD = "<<from "
+_OPENING = re.compile(
+    _HEAD + r"([\w.:/@-]*), (untrusted|unknown|human|trusted), ([0-9a-f]{8})\n",
+)
 
 
 def blocks(prompt: str) -> list[Labelled]:
@@ -45,13 +54,17 @@ def blocks(prompt: str) -> list[Labelled]:
     at = 0
     while opening := _OPENING.search(prompt, at):
         origin, trust, fence = opening.groups()
-        end = prompt.find(f"\n{fence}>>", opening.end() - 1)
+        end = prompt.find(f"\n{fence}>>", opening.end())
         if end < 0:
             break
-        text = prompt[opening.end() : max(end, opening.end())]
-        found.append(Labelled(text, origin, trust))  # type: ignore[arg-type]
+        found.append(Labelled(prompt[opening.end() : end], origin, cast(Trust, trust)))
         at = end + len(fence) + 3
     return found
+
+
+@lru_cache(maxsize=4096)
+def _plain(origin: str) -> str:
+    return re.sub(r"[^\w.:/@-]", "_", origin)[:80]
 
 
 def _fence(text: str) -> str:

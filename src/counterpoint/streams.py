@@ -9,7 +9,7 @@ the same number in every process.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
@@ -43,20 +43,23 @@ class Draws:
         return (int.from_bytes(digest, "big") >> 11) * _SCALE
 
     def choice(self, p: Sequence[float]) -> int:
-        """The next index, drawn with the probabilities `p`.
+        """The next index, drawn with the probabilities `p`; one of probability 0 is never drawn.
 
         Raises:
-            Refused: `p` is no distribution (a negative entry, or a sum that is not 1).
+            Refused: `p` is no distribution (empty, a negative entry or NaN, a sum that is not 1).
         """
         edges = list(accumulate(p))
-        if not edges or min(p) < 0 or abs(edges[-1] - 1.0) > 1e-9:
+        # a comparison with NaN is false, so both are asked the way round that refuses it
+        if not edges or not min(p) >= 0 or not abs(edges[-1] - 1.0) <= 1e-9:
             raise Refused(f"draws.choice needs probabilities that sum to 1, not {list(p)[:8]}")
         place = bisect_right(edges, self.random() * edges[-1])
-        return min(place, len(edges) - 1)
+        return min(place, bisect_left(edges, edges[-1]))
 
     def integer(self, n: int) -> int:
-        """The next whole number, uniform in 0 … n−1."""
-        return self.choice([1.0 / n] * n)
+        """The next whole number, uniform in 0 … n−1. Raises Refused for n < 1."""
+        if n < 1:
+            raise Refused(f"draws.integer needs n ≥ 1, not {n}")
+        return int(self.random() * n)
 
 
 def keys_of(seed: int, fork_keys: Keys = ()) -> Keys:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
@@ -17,26 +20,45 @@ Verdict: TypeAlias = Literal["allow", "ask", "deny"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Spec(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Spec:
     """What a tool is to those who call it; the digest pins every byte of its schema.
 
-    `pure` says that it reads only what the environment's reset fixed, and its own draws; `seconds`
-    how long a call may take, None for as long as it likes.
+    `parameters` maps names to types and `required` says which have no default. `draws`: it takes
+    random draws. `pure`: it reads only what the environment's reset fixed, and its draws.
+    `seconds`: how long a call may take, None for as long as it likes.
     """
 
     name: str
     about: str
     parameters: Mapping[str, Any]
+    required: tuple[str, ...]
+    draws: bool
     pure: bool
     seconds: float | None
 
-    @property
+    @cached_property
     def schema(self) -> dict[str, Any]:
-        """The schema as shown to a policy: name, description, JSON Schema of each parameter."""
-        shown = {name: msgspec.json.schema(kind) for name, kind in self.parameters.items()}
-        return {"name": self.name, "description": self.about, "parameters": shown}
+        """The schema as shown to a policy: name, description, JSON Schema of the arguments.
 
-    @property
+        Raises Refused for a parameter whose type has no JSON form.
+        """
+        try:
+            shown = {name: msgspec.json.schema(kind) for name, kind in self.parameters.items()}
+        except TypeError as error:
+            raise Refused(f"tool {self.name} takes what has no JSON form: {error}") from None
+        return {
+            "name": self.name,
+            "description": self.about,
+            "parameters": {
+                "type": "object",
+                "properties": shown,
+                "required": list(self.required),
+                "additionalProperties": False,
+            },
+        }
+
+    @cached_property
     def digest(self) -> str:
         """Digest of the whole schema, as hexadecimal."""
         return digest_of(CANONICAL.encode(self.schema)).hex()
@@ -46,7 +68,9 @@ def tool(function: F | None = None, *, pure: bool = False, seconds: float | None
     """Mark a method of an environment as a tool: its signature is the schema.
 
     A parameter named `draws` receives the tool's random draws and is not part of the schema. What
-    it returns must have a JSON form; bytes are read as UTF-8.
+    it returns must have a JSON form; bytes are read as UTF-8. After `seconds` the call gets an
+    error for its answer, and what still runs of it in Python is ended at its next instruction; a
+    call that waits inside C goes on alone, so it should not touch the environment afterwards.
     """
 
     def mark(method: F) -> F:
@@ -58,20 +82,58 @@ def tool(function: F | None = None, *, pure: bool = False, seconds: float | None
 
 def specs(owner: Any) -> dict[str, Spec]:
     """The tools of an environment, by name, as they are now."""
-    found = {}
-    for name in dir(type(owner)):
-        marked = getattr(getattr(type(owner), name, None), "__tool__", None)
-        if marked is not None:
-            found[name] = _spec(getattr(owner, name), name, *marked)
-    return found
+    classes = type(owner).__mro__
+    names = {n for kind in classes for n, value in vars(kind).items() if hasattr(value, "__tool__")}
+    found = {name: spec_of(owner, name) for name in sorted(names)}
+    return {name: spec for name, spec in found.items() if spec is not None}
+
+
+def spec_of(owner: Any, name: str) -> Spec | None:
+    """One tool of an environment as it is now; None if it has none of that name.
+
+    What was found is kept on the function, and looked at again when anything of it has changed.
+    """
+    marked = getattr(getattr(type(owner), name, None), "__tool__", None)
+    if marked is None:
+        return None
+    method = getattr(owner, name)
+    function = getattr(method, "__func__", method)
+    face = (
+        name,
+        marked,
+        getattr(function, "__code__", None),
+        function.__doc__,
+        len(getattr(function, "__defaults__", None) or ()),
+        tuple(getattr(function, "__kwdefaults__", None) or ()),
+        getattr(function, "__annotations__", {}),
+    )
+    known = getattr(function, "__spec__", None)
+    if known is not None and known[0] == face:
+        spec: Spec = known[1]
+        return spec
+    spec = _spec(method, name, *marked)
+    function.__spec__ = ((*face[:-1], dict(face[-1])), spec)
+    return spec
 
 
 def _spec(method: Callable[..., Any], name: str, pure: bool, seconds: float | None) -> Spec:
-    hints = get_type_hints(method)
-    parameters = {
-        p: hints.get(p, Any) for p in inspect.signature(method).parameters if p != "draws"
-    }
-    return Spec(name, inspect.getdoc(method) or "", parameters, pure, seconds)
+    taken = dict(inspect.signature(method).parameters)
+    if odd := [p for p in taken.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+        raise Refused(f"tool {name} takes {odd[0]}; its signature is its schema, so name them all")
+    try:
+        hints = get_type_hints(method)
+    except NameError as error:
+        raise Refused(f"the signature of tool {name} cannot be read: {error}") from None
+    draws = taken.pop("draws", None) is not None
+    return Spec(
+        name=name,
+        about=inspect.getdoc(method) or "",
+        parameters={p: hints.get(p, Any) for p in taken},
+        required=tuple(n for n, p in taken.items() if p.default is p.empty),
+        draws=draws,
+        pure=pure,
+        seconds=seconds,
+    )
 
 
 class Answer(NamedTuple):
@@ -82,70 +144,100 @@ class Answer(NamedTuple):
     size: int
 
 
-def call(owner: Any, spec: Spec, arguments: Any, draws: Draws, most_bytes: int) -> Answer:
+def call(owner: Any, spec: Spec, arguments: Any, draws: Draws | None, most_bytes: int) -> Answer:
     """Run a tool. Whatever happens in it becomes an answer: an exception, a hang, a flood, bytes.
 
-    Arguments are checked against the signature; content over `most_bytes` is cut and its size kept.
+    Arguments are checked against the signature. `size` is that of the whole content, a text's in
+    UTF-8, anything else's in JSON; of what is over `most_bytes` the beginning is kept, as a text.
     """
-    method = getattr(owner, spec.name)
     try:
-        given = _checked(method, spec, arguments)
+        given = _checked(spec, arguments)
     except (TypeError, msgspec.ValidationError) as error:
         return _failed(f"wrong arguments: {error}")
-    if "draws" in inspect.signature(method).parameters:
+    if spec.draws:
         given["draws"] = draws
+    method = getattr(owner, spec.name)
     if spec.seconds is None:
-        return _answer(lambda: method(**given), most_bytes)
+        return _answer(method, given, most_bytes)
+    return _in_time(method, given, most_bytes, spec.seconds)
+
+
+def _in_time(
+    method: Callable[..., Any], given: dict[str, Any], most_bytes: int, seconds: float
+) -> Answer:
     held: list[Answer] = []
     thread = threading.Thread(
-        target=lambda: held.append(_answer(lambda: method(**given), most_bytes)), daemon=True
+        target=lambda: held.append(_answer(method, given, most_bytes)), daemon=True
     )
     thread.start()
-    thread.join(spec.seconds)
-    return held[0] if held else _failed(f"no answer within {spec.seconds:g} s")
+    thread.join(seconds)
+    if held:
+        return held[0]
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+    )
+    return _failed(f"no answer within {seconds:g} s")
 
 
-def _checked(method: Callable[..., Any], spec: Spec, arguments: Any) -> dict[str, Any]:
+def _checked(spec: Spec, arguments: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise TypeError(f"arguments are an object, not {type(arguments).__name__}")
-    bound = inspect.signature(method).bind_partial(
-        **{k: v for k, v in arguments.items() if k != "draws"}
-    )
-    if missing := [
-        p.name
-        for p in inspect.signature(method).parameters.values()
-        if p.default is p.empty and p.name != "draws" and p.name not in bound.arguments
-    ]:
+    if missing := [name for name in spec.required if name not in arguments]:
         raise TypeError(f"{', '.join(missing)} missing")
-    return {k: msgspec.convert(v, spec.parameters[k]) for k, v in bound.arguments.items()}
+    if beyond := [name for name in arguments if name not in spec.parameters]:
+        raise TypeError(f"there is no parameter {beyond[0]!r:.80}")
+    return {name: msgspec.convert(v, spec.parameters[name]) for name, v in arguments.items()}
 
 
-def _answer(run: Callable[[], Any], most_bytes: int) -> Answer:
+def _answer(method: Callable[..., Any], given: dict[str, Any], most_bytes: int) -> Answer:
     try:
-        value = run()
+        value = method(**given)
         if isinstance(value, bytes | bytearray):
             value = bytes(value).decode("utf-8", "surrogateescape")
         raw = freeze(value)
-    except Exception as error:  # a tool may raise anything, and the run goes on
-        return _failed(f"{type(error).__name__}: {str(error)[:500]}")
+    except (Exception, SystemExit) as error:  # a tool may raise anything, and the run goes on
+        return _failed(f"{type(error).__name__}: {_worded(error)}")
     if isinstance(raw, msgspec.UnsetType):
         return Answer(raw, None, 0)
-    size = len(bytes(raw))
+    text = value if isinstance(value, str) else None
+    size = len(bytes(raw)) if text is None else _size(text)
     if size > most_bytes:
-        text = value if isinstance(value, str) else bytes(raw).decode()
-        raw = freeze(text.encode("utf-8", "surrogatepass")[:most_bytes].decode("utf-8", "ignore"))
+        raw = freeze(cut(bytes(raw).decode() if text is None else text, most_bytes))
     return Answer(raw, None, size)
 
 
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """The beginning of a text: as many whole characters as `most_bytes` of UTF-8 hold."""
+    data = text[:most_bytes].encode("utf-8", "surrogatepass")
+    end = min(most_bytes, len(data))
+    while end < len(data) and data[end] & 0xC0 == 0x80:  # not within a character
+        end -= 1
+    return data[:end].decode("utf-8", "surrogatepass")
+
+
+def _worded(error: BaseException) -> str:
+    try:
+        text = str(error)[:500]
+    except Exception:  # even its words may fail
+        text = "(no words)"
+    return text.encode("utf-8", "replace").decode()
+
+
 def _failed(why: str) -> Answer:
-    return Answer(msgspec.UNSET, why, 0)
+    return Answer(msgspec.UNSET, why.encode("utf-8", "replace").decode(), 0)
 
 
 # ---------------------------------------------------------------------------------------------
 # Permission
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Rule(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One line of a permission list; an absent field matches everything.
 
     `trust` matches the lowest trust of what the agent had before its eyes.

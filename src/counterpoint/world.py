@@ -54,10 +54,10 @@ Ids: TypeAlias = set[str]
 class Agent:
     """What the world knows of one agent.
 
-    `inbox` holds what was put in its mailbox and has not been shown to it yet; `seen` every event
-    that an observation has shown it, in order of first sight; `context` what it has before its eyes
-    now (what it was shown, what the environment told it, its own acts); a reset empties it, a fold
-    replaces it by the events that are kept.
+    `mail` is on its way to it; `inbox` holds what was put in its mailbox and has not been shown to
+    it yet; `seen` every event that an observation has shown it, in order of first sight; `context`
+    what it has before its eyes now (what it was shown, what the environment told it, its own acts);
+    a reset empties it, a fold replaces it by the events that are kept.
     """
 
     __slots__ = (
@@ -65,8 +65,10 @@ class Agent:
         "alive",
         "births",
         "context",
+        "fresh",
         "inbox",
         "last",
+        "mail",
         "results",
         "role",
         "seen",
@@ -83,9 +85,13 @@ class Agent:
         """Times it spawned or declined to."""
         self.last: list[int] = []
         """What its next turn follows: its last observation and act, or the spawn that made it."""
+        self.mail: Seqs = {}
+        """Sent to it and not yet delivered. Empty under implicit delivery."""
         self.inbox: Seqs = {}
         self.seen: Seqs = {}
         self.context: Seqs = {}
+        self.fresh: Seqs = {}
+        """What it was shown since it last aggregated."""
 
 
 class Control:
@@ -118,8 +124,8 @@ class Control:
         self.items: tuple[Item, ...] = ()
         self.handled = 0
         """Its items, and how many of them are dealt with."""
-        self.consent: bool | None = None
-        """What a human said about the item that is next."""
+        self.consent: int | None = None
+        """The event in which a human answered for the item that is next."""
         self.waits: dict[int, str] = {}
         """Delegations whose sender goes on only after the return: seq → sender."""
         self.turns = 0
@@ -153,7 +159,6 @@ class World:
         "blocked",
         "control",
         "explicit",
-        "in_flight",
         "next_seq",
         "open_calls",
         "open_delegations",
@@ -167,8 +172,6 @@ class World:
         """Every agent that was ever alive, by id; the despawned ones too."""
         self.artefacts: dict[str, tuple[int, int]] = {}
         """Name → (version, seq of the write that made it)."""
-        self.in_flight: dict[int, Ids] = {}
-        """Sent and not yet delivered: seq → receivers. Empty under implicit delivery."""
         self.open_calls: dict[int, str] = {}
         """Calls without a result: seq → caller."""
         self.open_delegations: dict[int, Ids] = {}
@@ -182,12 +185,21 @@ class World:
         self.next_seq = 0 if header.fork is None else header.fork.seq
         self.control = Control()
 
+    @property
+    def in_flight(self) -> dict[int, Ids]:
+        """Sent and not yet delivered: seq → receivers."""
+        flying: dict[int, Ids] = {}
+        for name, agent in self.agents.items():
+            for seq in agent.mail:
+                flying.setdefault(seq, set()).add(name)
+        return dict(sorted(flying.items()))
+
     def digest(self) -> str:
         """Digest of the whole public state, so that two worlds can be compared."""
         state = {
             "agents": {
                 name: [
-                    *(a.role, a.alive, list(a.inbox), list(a.seen), list(a.context)),
+                    *(a.role, a.alive, list(a.inbox), list(a.seen), list(a.context), list(a.fresh)),
                     *(a.acts, a.results, a.births, a.last),
                 ]
                 for name, a in self.agents.items()
@@ -328,8 +340,8 @@ def _observe(world: World, event: Observe) -> None:
         agent.context[event.seq] = None
     for source in event.sources:
         agent.inbox.pop(source.seq, None)
-        _settle(world.in_flight, source.seq, event.agent)
-        agent.seen[source.seq] = None
+        agent.mail.pop(source.seq, None)
+        agent.seen[source.seq] = agent.fresh[source.seq] = None
         agent.context[source.seq] = None
 
 
@@ -379,10 +391,9 @@ def _send(world: World, event: Message | Delegate | AgentReturn) -> None:
         receiver = _agent(world, name)
         if receiver is None:
             continue
-        if world.explicit:
-            world.in_flight.setdefault(seq, set()).add(name)
-        else:
-            receiver.inbox[seq] = None
+        delivered = seq in receiver.inbox  # before it was sent: nonsense, but then it is there
+        box = receiver.mail if world.explicit and not delivered else receiver.inbox
+        box[seq] = None
 
 
 def _delegate(world: World, event: Delegate) -> None:
@@ -407,8 +418,10 @@ def _deliver(world: World, event: Deliver) -> None:
     """Puts the message into the mailbox, unless it was read already or is blocked."""
     agent = _agent(world, event.agent)
     seq = event.message
-    _settle(world.in_flight, seq, event.agent)
-    if agent is not None and seq not in agent.seen and seq not in world.blocked:
+    if agent is None:
+        return
+    agent.mail.pop(seq, None)
+    if seq not in agent.seen and seq not in world.blocked:
         agent.inbox[seq] = None
 
 
@@ -443,7 +456,9 @@ def _write(world: World, event: Write) -> None:
 
 
 def _aggregate(world: World, event: Aggregate) -> None:
-    _agent(world, event.agent)
+    agent = _agent(world, event.agent)
+    if agent is not None:
+        agent.fresh = {}
 
 
 def _stop(world: World, event: Stop) -> None:
@@ -463,7 +478,7 @@ def _intervene(world: World, event: Intervene) -> None:
     if event.do == "mute":
         _block(world, event.target)
     elif event.do in ("consent", "refuse") and event.target == world.control.act:
-        world.control.consent = event.do == "consent"
+        world.control.consent = event.seq
 
 
 def _safety(world: World, event: Safety) -> None:
@@ -487,9 +502,9 @@ def _block(world: World, seq: int | None) -> None:
     if seq is None:
         return
     world.blocked[seq] = None
-    world.in_flight.pop(seq, None)
     world.open_delegations.pop(seq, None)
     for agent in world.agents.values():
+        agent.mail.pop(seq, None)
         agent.inbox.pop(seq, None)
 
 

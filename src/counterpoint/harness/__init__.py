@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import msgspec
+
 from counterpoint.envs import Env
-from counterpoint.harness.run import LATENCY, LIMITS, Human, Run
+from counterpoint.harness.contract import cast_of, check_roles, settings_of
+from counterpoint.harness.run import Human, Run
 from counterpoint.harness.stage import next_event
+from counterpoint.harness.workers import spread
 from counterpoint.policies import Policy, described
 from counterpoint.policies.grammar import VERSION as GRAMMAR
 from counterpoint.recorder import Recorder
-from counterpoint.schema import FORMAT, AgentRef, EnvRef, Header, PolicyRef, Seal, Trace
+from counterpoint.schema import (
+    FORMAT,
+    AgentRef,
+    AnyEvent,
+    EnvRef,
+    Header,
+    PolicyRef,
+    Seal,
+    Trace,
+    chain,
+    encode,
+    header_digest,
+)
 from counterpoint.spelling import CANONICAL, Refused, digest_of, freeze
+from counterpoint.tools import rules_of
 
-__all__ = ["Human", "Run", "header_of", "next_event", "play", "rollout", "team_of"]
+__all__ = ["Human", "Run", "header_of", "next_event", "play", "rollout", "runs", "team_of"]
 
 VERSION = 1
 """Version of the harness: a run is replayed by the harness that its header names."""
+
+Config = Mapping[str, Any]
+"""`limits`, `latency` and `permissions` that differ from the defaults."""
 
 
 def rollout(
@@ -28,9 +48,10 @@ def rollout(
     groups: int,
     rollouts: int,
     seed: int = 0,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     recorder: Recorder | None = None,
     human: Human | None = None,
+    workers: int = 1,
 ) -> list[Trace]:
     """Play `groups` tasks, `rollouts` times each.
 
@@ -41,17 +62,32 @@ def rollout(
         rollouts: how many runs of each.
         seed: of everything: the same seed gives the same traces, whatever ran before.
         config: limits, latencies and permissions that differ from the defaults.
-        recorder: also write every event down as it happens.
-        human: asked where a permission rule says `ask`.
+        recorder: also write every event down as it happens (with workers, as each run ends).
+        human: asked where a permission rule says `ask`; without one the answer is no.
+        workers: processes that share the runs. Their number changes no trace, as long as policies
+            and environment draw from their streams and keep nothing from run to run.
 
     Returns:
         The sealed traces, group by group.
 
     Raises:
-        Refused: an environment or policy that breaks its contract.
+        Refused: an environment or policy that breaks its contract, a setting that is none, or a
+            worker that died. What their own code raises comes through with its traceback.
+        OSError: the disk refused; what was recorded before is intact.
     """
-    return list(runs(env, policies, groups=range(groups), rollouts=rollouts, seed=seed,
-                     config=config, recorder=recorder, human=human))  # fmt: skip
+    return list(
+        runs(
+            env,
+            policies,
+            groups=range(groups),
+            rollouts=rollouts,
+            seed=seed,
+            config=config,
+            recorder=recorder,
+            human=human,
+            workers=workers,
+        )
+    )
 
 
 def runs(
@@ -61,26 +97,54 @@ def runs(
     groups: range,
     rollouts: int,
     seed: int = 0,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     recorder: Recorder | None = None,
     human: Human | None = None,
+    workers: int = 1,
 ) -> Iterator[Trace]:
-    """The traces of `rollout`, one after another, for some of the groups."""
+    """The traces of `rollout`, one after another, for some of the groups.
+
+    The policies stand in the headers as they are when the first run begins; do not change them
+    before the last one has ended.
+    """
+    if workers < 1 or (workers > 1 and human is not None):
+        raise Refused(f"{workers} workers cannot play; one at least, and one if a human is asked")
     team = team_of(env, policies)
-    for group in groups:
-        for number in range(rollouts):
-            header = header_of(env, team, group=group, rollout=number, seed=seed, config=config)
-            yield play(env, team, header, recorder, human)
+    blank = _blank(env, team, config)
+
+    def played(job: tuple[int, int]) -> Trace:
+        return play(env, team, _header(blank, *job, seed), None if apart else recorder, human)
+
+    jobs = [(group, number) for group in groups for number in range(rollouts)]
+    apart = workers > 1
+    for trace in spread(jobs, workers, played) if apart else map(played, jobs):
+        if apart and recorder is not None:
+            _recorded(recorder, trace.header, partial(_emit_all, trace))
+        yield trace
+
+
+def _emit_all(trace: Trace, emit: Emit) -> None:
+    for event in trace.events:
+        emit(event)
 
 
 def team_of(env: Env, policies: Policy | Mapping[str, Policy]) -> dict[str, Policy]:
-    """A policy for every role. Raises Refused if one is missing."""
-    if not isinstance(policies, Mapping):
-        return dict.fromkeys(env.roles, policies)
-    missing = [role for role in env.roles if role not in policies]
+    """A policy for every role.
+
+    Raises:
+        Refused: one is missing or cannot be called, or the environment has no id or no roles.
+    """
+    check_roles(env)
+    team = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(env.roles, policies)
+    missing = [role for role in env.roles if role not in team]
     if missing:
         raise Refused(f"{env.id} has the roles {', '.join(env.roles)}; no policy for {missing}")
-    return dict(policies)
+    for role, policy in team.items():
+        if not callable(policy):
+            raise Refused(
+                f"the policy of {role} is a {type(policy).__name__}, which is no callable"
+            )
+    return team
 
 
 def play(
@@ -90,36 +154,74 @@ def play(
     recorder: Recorder | None = None,
     human: Human | None = None,
 ) -> Trace:
-    """Play one run from its header to its seal."""
+    """Play one run from its header to its seal.
+
+    An exception leaves what was recorded unsealed, and says where in the run it happened.
+    """
     env.reset(header.task_seed or 0)
     run = Run(header, env, team, human=human)
     if recorder is None:
-        while (event := next_event(run)) is not None:
-            run.emit(event)
+        _drive(run, run.emit)
         return sealed(run.trace())
-    with recorder.open(header) as written:
+    seal = _recorded(recorder, header, lambda emit: _drive(run, emit, run.emit))
+    return _whole(run.trace(), seal)
+
+
+Emit = Callable[[AnyEvent], AnyEvent]
+
+
+def _recorded(recorder: Recorder, header: Header, emit_all: Callable[[Emit], None]) -> Seal:
+    """Write one trace down and seal it; an exception leaves it unsealed."""
+    written = recorder.open(header)
+    try:
+        emit_all(written.emit)
+        return written.end()
+    except BaseException as error:
+        written.__exit__(type(error), error, error.__traceback__)
+        raise
+
+
+def _drive(run: Run, *takers: Emit) -> None:
+    """One event after the other, each to all who take it in, until there is none."""
+    try:
         while (event := next_event(run)) is not None:
-            written.emit(event)
-            run.emit(event)
-    return sealed(run.trace())
+            for take in takers:
+                take(event)
+    except Exception as error:
+        where = f"event {len(run.events)} of trace {run.header.trace_id} ({run.header.task_id}"
+        error.add_note(f"at {where}, rollout {run.header.rollout_id})")
+        raise
 
 
 def sealed(trace: Trace) -> Trace:
     """The trace with its seal: how many events of which kinds, what they cost, the digest."""
+    state = header_digest(trace.header)
+    kinds: dict[str, int] = {}
     totals: dict[str, Any] = {}
-    for name in ("tokens_in", "tokens_out", "cost_usd"):
-        figures = [v for v in (getattr(event, name) for event in trace.events) if v]
-        if figures:
-            totals[name] = sum(figures)
-    kinds = dict(Counter(event.kind for event in trace.events))
+    for event in trace.events:
+        state = chain(state, encode(event))
+        kinds[event.kind] = kinds.get(event.kind, 0) + 1
+        for name in ("tokens_in", "tokens_out", "cost_usd"):
+            if figure := getattr(event, name):
+                totals[name] = totals.get(name, 0) + figure
     seal = Seal(
         trace_id=trace.trace_id,
         events=len(trace.events),
         kinds=kinds,
-        digest=trace.digest,
+        digest=state.hex(),
         **totals,
     )
-    return Trace(trace.header, trace.events, seal)
+    return _whole(trace, seal)
+
+
+def _whole(trace: Trace, seal: Seal) -> Trace:
+    done = Trace(trace.header, trace.events, seal)
+    vars(done)["digest"] = seal.digest  # the cached property, which would compute it again
+    return done
+
+
+# ---------------------------------------------------------------------------------------------
+# Headers
 
 
 def header_of(
@@ -129,45 +231,57 @@ def header_of(
     group: int,
     rollout: int,
     seed: int,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
 ) -> Header:
     """The header of one run: everything needed to play it again.
 
     The task's seed comes from (seed, group), the run's own from (seed, group, rollout), the trace's
     id from all of it.
     """
-    refs = {role: _ref(policy) for role, policy in team.items()}
-    task_seed = _seed("task", seed, group)
-    task = f"{env.id}/{task_seed}"
-    names = CANONICAL.encode(refs)
+    return _header(_blank(env, team, config), group, rollout, seed)
+
+
+def _blank(env: Env, team: Mapping[str, Policy], config: Config | None) -> Header:
+    """What the headers of all runs share."""
+    given = config or {}
+    known = ("limits", "latency", "permissions")
+    if odd := [name for name in given if name not in known]:
+        raise Refused(f"there is no setting {odd[0]!r}; there are {', '.join(known)}")
     settings = {
         "harness": VERSION,
         "grammar": GRAMMAR,
         "options": env.options,
-        "limits": {**LIMITS, **(config or {}).get("limits", {})},
-        "latency": {**LATENCY, **(config or {}).get("latency", {})},
+        **settings_of(given),
         "schedule": "round_robin",
-        "permissions": (config or {}).get("permissions", []),
+        "permissions": [msgspec.to_builtins(rule) for rule in rules_of(given)],
     }
-    ref = EnvRef(id=env.id, digest=env.digest())
-    identity = [ref.id, ref.digest, settings, task_seed, seed, group, rollout]
     return Header(
-        trace_id=digest_of(CANONICAL.encode(identity) + names).hex(),
+        trace_id="",
         writer="counterpoint",
         counterpoint=FORMAT,
-        task_id=task,
-        group_id=f"{task}@{digest_of(names).hex()[:8]}",
-        rollout_id=str(rollout),
-        env=ref,
-        task_seed=task_seed,
-        seed=_seed("run", seed, group, rollout),
+        env=EnvRef(id=env.id, digest=env.digest()),
         config_raw=freeze(settings),
         tools={name: spec.digest for name, spec in env.tools().items()},
-        policies=refs,
+        policies={role: _ref(policy) for role, policy in team.items()},
         topology="harness",
-        agents=tuple(AgentRef(id=agent, role=role) for agent, role in env.start().items()),
+        agents=tuple(AgentRef(id=agent, role=role) for agent, role in cast_of(env).items()),
         delivery="explicit",
     )
+
+
+def _header(blank: Header, group: int, rollout: int, seed: int) -> Header:
+    task_seed = _seed("task", seed, group)
+    task = f"{blank.env.id if blank.env else ''}/{task_seed}"
+    under = digest_of(CANONICAL.encode([blank.policies, blank.env, blank.config_raw])).hex()
+    header = msgspec.structs.replace(
+        blank,
+        task_id=task,
+        group_id=f"{task}@{under[:8]}",
+        rollout_id=str(rollout),
+        task_seed=task_seed,
+        seed=_seed("run", seed, group, rollout),
+    )
+    return msgspec.structs.replace(header, trace_id=header_digest(header).hex())
 
 
 def _ref(policy: Policy) -> PolicyRef:

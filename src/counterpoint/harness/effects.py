@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from counterpoint.harness.prompt import observation_of
+from msgspec import UNSET, Raw
+
+from counterpoint.harness.prompt import observation_of, said_by
 from counterpoint.harness.run import READ, Run, environment, made
+from counterpoint.policies.grammar import arguments_of
 from counterpoint.schema import (
     Act,
     AgentReturn,
@@ -26,10 +29,11 @@ from counterpoint.schema import (
     Stop,
     ToolCall,
     ToolResult,
+    Trust,
     Write,
 )
-from counterpoint.spelling import PLAIN, Payload, freeze
-from counterpoint.tools import Answer, Verdict, call, verdict
+from counterpoint.spelling import Payload, freeze
+from counterpoint.tools import Answer, Verdict, call, spec_of, verdict
 
 Effect = Callable[[Run, Act, int, Item], AnyEvent]
 
@@ -38,15 +42,21 @@ def effect(run: Run, index: int) -> AnyEvent:
     """The event that the item `index` of the current act brings about, or what stands in its place.
 
     A denied item is a `safety` event, a denied call a call that will get an error for its result.
-    Where a rule says `ask`, a human's answer comes first, as an event.
+    Where a rule says `ask`, a human's answer comes first, as an event; nobody there refuses. Over
+    the limit of calls the run stops.
     """
     act = cast(Act, run.events[cast(int, run.world.control.act)])
     item = act.items[index]
+    if not run.world.agents[act.agent].alive:
+        return blocked(run, act, "despawned")
+    if item.verb == "call" and run.world.control.calls >= run.limits["calls"]:
+        return made(run, Stop, "harness", (), reason="budget", truncated=True)
     may, rule = permission(run, act, item)
-    if may == "ask" and run.world.control.consent is None:
-        return _asked(run, act, item)
     if may == "ask":
-        may = "allow" if run.world.control.consent else "deny"
+        answered = run.world.control.consent
+        if answered is None:
+            return _asked(run, act, item)
+        may = "allow" if cast(Intervene, run.events[answered]).do == "consent" else "deny"
     if item.verb == "call":
         return _call(run, act, index, item, may, rule)
     if may == "deny":
@@ -61,11 +71,16 @@ def permission(run: Run, act: Act, item: Item) -> tuple[Verdict, str]:
     """
     role = run.role(act.agent)
     name = item.name[0] if item.verb == "call" else item.verb
-    if item.verb == "call" and name != READ:
-        spec = run.env.tools().get(name)
-        if spec is None or run.header.tools.get(name) != spec.digest:
-            return "deny", "unknown tool" if spec is None else "tool changed"
+    if item.verb == "call" and (fault := _unpinned(run, name)):
+        return "deny", fault
     return verdict(run.rules, run.env.roles.get(role, ()), role, name, act.trust)
+
+
+def _unpinned(run: Run, name: str) -> str | None:
+    spec = spec_of(run.env, name)
+    if spec is None:
+        return None if name == READ and READ not in run.header.tools else "unknown tool"
+    return None if run.header.tools.get(name) == spec.digest else "tool changed"
 
 
 def _asked(run: Run, act: Act, item: Item) -> AnyEvent:
@@ -78,8 +93,14 @@ def _asked(run: Run, act: Act, item: Item) -> AnyEvent:
 
 def blocked(run: Run, act: Act, rule: str) -> AnyEvent:
     """A `safety` event in place of the current item's effect."""
-    link = Cause(seq=act.seq, kind="guards")
-    return made(run, Safety, "harness", [link], rule=rule, effect="blocked", target=act.seq)
+    links = [Cause(seq=act.seq, kind="guards"), *_answered(run)]
+    return made(run, Safety, "harness", links, rule=rule, effect="blocked", target=act.seq)
+
+
+def _answered(run: Run) -> list[Cause]:
+    """The edge from a human's answer for the current item, if one was asked for."""
+    seq = run.world.control.consent
+    return [] if seq is None else [Cause(seq=seq, kind="guards")]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -90,7 +111,7 @@ def _put(
     run: Run, kind: type[Event], act: Act, index: int, links: list[Cause], **fields: Any
 ) -> AnyEvent:
     own = Cause(seq=act.seq, kind="authorizes")
-    return made(run, kind, act.agent, [own, *links], act.trust, item=index, **fields)
+    return made(run, kind, act.agent, [own, *_answered(run), *links], item=index, **fields)
 
 
 def _said(item: Item) -> dict[str, Any]:
@@ -111,23 +132,28 @@ def _known(run: Run, names: tuple[str, ...]) -> bool:
     return bool(names) and all(name in agents and agents[name].alive for name in names)
 
 
+def _each(item: Item) -> tuple[str, ...]:
+    """Its names, each once."""
+    return tuple(dict.fromkeys(item.name))
+
+
 def _message(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
     if not _known(run, item.name):
         return blocked(run, act, "no such agent")
-    return _put(run, Message, act, index, [], to=item.name, **_said(item))
+    return _put(run, Message, act, index, [], to=_each(item), **_said(item))
 
 
 def _delegate(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
     if not _known(run, item.name) or act.agent in item.name:
         return blocked(run, act, "no such agent")
-    return _put(run, Delegate, act, index, [], to=item.name, waits=True, **_said(item))
+    return _put(run, Delegate, act, index, [], to=_each(item), waits=True, **_said(item))
 
 
 def _spawn(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
     role = item.name[0]
     if role not in run.env.roles:
         return blocked(run, act, "no such role")
-    if sum(agent.alive for agent in run.world.agents.values()) >= run.limits["agents"]:
+    if run.alive() >= run.limits["agents"]:
         return blocked(run, act, "limit of agents")
     child = f"{act.agent}.{_births_before(run, act, index)}"
     context = _payload(act, item)
@@ -156,18 +182,13 @@ def _return(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
 
 
 def _aggregate(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
-    """Combines what reached the agent since it last aggregated."""
-    seen = [run.events[seq] for seq in run.world.agents[act.agent].context]
-    done = max((e.seq for e in run.events if _is_own(e, Aggregate, act.agent)), default=-1)
+    """Combines what was shown to the agent since it last aggregated."""
     kinds = (AgentReturn, ToolResult, Message)
-    inputs = tuple(e.seq for e in seen if isinstance(e, kinds) and e.seq > done)
+    fresh = run.world.agents[act.agent].fresh
+    inputs = tuple(seq for seq in fresh if isinstance(run.events[seq], kinds))
     links = [Cause(seq=seq, kind="aggregates") for seq in inputs]
     rule = item.name[0] if item.name else None
     return _put(run, Aggregate, act, index, links, inputs=inputs, rule=rule, **_said(item))
-
-
-def _is_own(event: Event, kind: type[Event], agent: str) -> bool:
-    return isinstance(event, kind) and event.agent == agent
 
 
 def _stop(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
@@ -179,8 +200,7 @@ def _write(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
     """One writer: a write based on anything but the latest version is refused."""
     name = item.name[0]
     version, latest = run.world.artefacts.get(name, (0, None))
-    read = _version_read(run, act.agent, name)
-    if latest is not None and read != version:
+    if latest is not None and run.versions.get((act.agent, name)) != version:
         return blocked(run, act, "one writer: stale read")
     reads = () if latest is None else (Read(artefact=name, version=version),)
     links = [] if latest is None else [Cause(seq=latest, kind="derives")]
@@ -196,19 +216,6 @@ def _write(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
         reads=reads,
         **_said(item),
     )
-
-
-def _version_read(run: Run, agent: str, artefact: str) -> int:
-    """The version of an artefact that an agent last wrote, or was last told by the read tool."""
-    for seq in reversed(range(len(run.events))):
-        event = run.events[seq]
-        if _is_own(event, Write, agent) and cast(Write, event).artefact == artefact:
-            return cast(Write, event).version
-        if isinstance(event, ToolResult) and event.agent == agent and run.tool_of(event) == READ:
-            content = event.content
-            if isinstance(content, dict) and content.get("artefact") == artefact:
-                return int(content["version"])
-    return 0
 
 
 _EFFECTS: dict[str, Effect] = {
@@ -230,8 +237,7 @@ _EFFECTS: dict[str, Effect] = {
 def _call(run: Run, act: Act, index: int, item: Item, may: Verdict, rule: str) -> AnyEvent:
     arguments = item.content_raw
     if item.body is not None:
-        text = (act.text or "")[item.body[0] : item.body[1]]
-        arguments = freeze(PLAIN.decode(text))
+        arguments = freeze(arguments_of((act.text or "")[item.body[0] : item.body[1]]))
     number = sum(other.verb == "call" for other in act.items[:index])
     return _put(
         run,
@@ -250,23 +256,21 @@ def _call(run: Run, act: Act, index: int, item: Item, may: Verdict, rule: str) -
 def answer(run: Run, called: ToolCall) -> AnyEvent:
     """The result of an open call: the tool is run here, unless the call was denied."""
     links = [Cause(seq=called.seq, kind="answers")]
+    own: Trust = "trusted"
     if called.verdict == "deny":
-        given = Answer(freeze(None), f"denied: {called.rule}", 0)
-    elif called.tool == READ:
+        given = Answer(UNSET, f"denied: {called.rule}", 0)
+    elif run.is_read(called):
         given, link = _read(run, called)
         links += link
     else:
-        k = run.world.agents[called.agent].results
-        draws = run.draws("tool", called.agent, k, called.seq)
-        spec = run.specs[called.tool]
-        given = call(run.env, spec, called.arguments or {}, draws, run.limits["item_bytes"])
-        links += [] if spec.pure else environment(run)
+        given, own = _ran(run, called), "untrusted"
+        links += [] if run.specs[called.tool].pure else environment(run)
     return made(
         run,
         ToolResult,
         called.agent,
         links,
-        "untrusted",
+        own,
         call=called.seq,
         content_raw=given.content,
         error=given.error,
@@ -274,11 +278,20 @@ def answer(run: Run, called: ToolCall) -> AnyEvent:
     )
 
 
+def _ran(run: Run, called: ToolCall) -> Answer:
+    spec, draws = run.specs[called.tool], None
+    if spec.draws:
+        k = run.world.agents[called.agent].results
+        draws = run.draws("tool", called.agent, k, called.seq)
+    return call(run.env, spec, called.arguments or {}, draws, run.limits["item_bytes"])
+
+
 def _read(run: Run, called: ToolCall) -> tuple[Answer, list[Cause]]:
+    """The built-in tool: an artefact with its version, as trusted as the write that made it."""
     name = str((called.arguments or {}).get("artefact"))
     if name not in run.world.artefacts:
-        return Answer(freeze(None), f"there is no artefact {name!r}", 0), []
+        return Answer(UNSET, f"there is no artefact {name!a:.80}", 0), []
     version, seq = run.world.artefacts[name]
-    content = run.trace().content(run.events[seq])
-    raw = freeze({"artefact": name, "version": version, "content": content})
-    return Answer(raw, None, len(bytes(cast(Any, raw)))), [Cause(seq=seq, kind="derives")]
+    content = {"artefact": name, "version": version, "content": said_by(run, run.events[seq])}
+    raw = freeze(content)
+    return Answer(raw, None, len(bytes(cast(Raw, raw)))), [Cause(seq=seq, kind="derives")]

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Raw
 
 from counterpoint.harness.run import Run
 from counterpoint.policies import Observation, Shown
-from counterpoint.provenance import Labelled, wrap
-from counterpoint.schema import Act, AnyEvent, Observe, Spawn, ToolCall, ToolResult
-from counterpoint.spelling import freeze
+from counterpoint.provenance import Labelled, spoken, wrap
+from counterpoint.schema import Act, AnyEvent, Observe, Source, Spawn, ToolCall, ToolResult
+from counterpoint.spelling import Payload, freeze, thaw
 
 
 def observation_of(run: Run, seen: Observe) -> Observation:
     """The observation that belongs to an `observe` event."""
+    if run.shown is not None and run.shown[0] is seen:
+        turns = run.shown[1]
+    else:
+        turns = new_turns(run, seen.agent, seen.sources, seen.content_raw)
+    held = run.world.agents[seen.agent]
     return Observation(
-        agent=seen.agent,
-        role=run.role(seen.agent),
-        turns=tuple(new_turns(run, seen)),
-        anchor=seen.anchor,
-        context=lambda: whole_context(run, seen.agent),
+        seen.agent,
+        held.role,
+        turns,
+        seen.anchor,
+        held.acts,
+        lambda: whole_context(run, seen.agent),
     )
 
 
-def new_turns(run: Run, seen: Observe) -> list[Shown]:
+def new_turns(
+    run: Run, agent: str, sources: Sequence[Source], content: Payload
+) -> tuple[Shown, ...]:
     """What an observation shows for the first time, in its order; the environment's words last."""
-    turns = [_turn(run, run.events[source.seq], seen.agent) for source in seen.sources]
-    if seen.content_raw is not UNSET:
-        turns.append(Shown("user", "env", text_of(seen.content)))
-    return turns
+    turns = [_turn(run, run.events[source.seq], agent) for source in sources]
+    if content is not UNSET:
+        turns.append(_environment(thaw(content)))
+    return tuple(turns)
 
 
 def whole_context(run: Run, agent: str) -> list[Shown]:
@@ -44,27 +53,34 @@ def text_of(value: Any) -> str:
     return bytes(cast(Raw, freeze(value))).decode()
 
 
+def _environment(content: Any) -> Shown:
+    return Shown("user", "env", spoken(Labelled(text_of(content), "env", "trusted")))
+
+
 def _turn(run: Run, event: AnyEvent, reader: str) -> Shown:
     """Another's words are a user turn, in a block that says whose they are and how far to trust."""
     if isinstance(event, Act):
         return Shown("assistant", event.agent, event.text or "")
     if isinstance(event, Observe):
-        return Shown("user", "env", text_of(event.content))
+        return _environment(event.content)
     origin, said = event.agent, said_by(run, event)
     if isinstance(event, Spawn):
         said = f"spawned {event.child}" if event.agent == reader else event.context
     elif isinstance(event, ToolResult):
-        origin = run.tool_of(event)
+        call = run.call_of(event)
+        origin = "" if call is None else call.tool
         said = event.content if event.error is None else f"error: {event.error}"
     return Shown("user", origin, wrap(Labelled(text_of(said), origin, event.trust)))
 
 
 def said_by(run: Run, event: AnyEvent) -> Any:
     """The content of an event, taken from its act where it names only a span of the text."""
-    own = getattr(event, "content", None)
+    own = event.arguments if isinstance(event, ToolCall) else getattr(event, "content", None)
     span = getattr(event, "span", None)
     if own is not None or span is None:
-        return event.arguments if isinstance(event, ToolCall) else own
-    authorised = (run.events[c.seq] for c in event.causes if c.kind == "authorizes")
-    text = next((act.text for act in authorised if isinstance(act, Act)), None)
-    return None if text is None else text[span[0] : span[1]]
+        return own
+    for link in event.causes:
+        act = run.events[link.seq]
+        if link.kind == "authorizes" and isinstance(act, Act):
+            return (act.text or "")[span[0] : span[1]]
+    return None

@@ -7,21 +7,30 @@ an observation → the agent's act; otherwise a delivery to whoever is next, its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
 
-from counterpoint.envs import Amount, Env
-from counterpoint.harness.effects import answer, effect
+from counterpoint.envs import Amount
+from counterpoint.harness.contract import (
+    TOO_LONG,
+    anchor_of,
+    menu_of,
+    order_of,
+    over,
+    told,
+    turn_of,
+)
+from counterpoint.harness.effects import answer, blocked, effect
 from counterpoint.harness.prompt import new_turns, observation_of
-from counterpoint.harness.run import Run, environment, made
-from counterpoint.policies import Output, described
+from counterpoint.harness.run import Run, environment, made, turn_edge
+from counterpoint.policies import Observation, Output, Policy, described
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
     DECISIONS,
-    EXECUTED,
     Act,
     AnyEvent,
     Cause,
@@ -39,11 +48,10 @@ from counterpoint.schema import (
 from counterpoint.spelling import Refused, freeze
 from counterpoint.world import World
 
-_STOPS: tuple[tuple[str, str], ...] = (
-    ("turns", "step_limit"),
-    ("calls", "budget"),
-    ("tokens", "token_limit"),
-)
+_LIMITS: tuple[tuple[str, str], ...] = (("turns", "step_limit"), ("tokens", "token_limit"))
+"""What a turn needs to have left, and how the run stops where it has not."""
+
+Legal = tuple[tuple[str, str], ...]
 
 
 def next_event(run: Run) -> AnyEvent | None:
@@ -51,61 +59,52 @@ def next_event(run: Run) -> AnyEvent | None:
 
     Raises:
         Refused: an environment or a policy breaks its contract; the sentence names who and how.
+            What their own code raises is not caught.
     """
-    run.env.bind(run.world, run.events)
     world = run.world
+    run.env.bind(world, run.events)
     if world.stopped is not None:
         return _pay(run)
     if world.open_calls:
         return answer(run, cast(ToolCall, run.events[next(iter(world.open_calls))]))
-    item = world.control.next_item
+    control = world.control
+    item = control.next_item
     if item is not None:
         return effect(run, item)
-    if world.control.observe is not None:
-        return _act(run, cast(Observe, run.events[world.control.observe]))
-    return _limit(run) or _turn(run)
+    if control.observe is not None:
+        return _act(run, cast(Observe, run.events[control.observe]))
+    if control.act is not None and control.act == len(run.events) - 1 and not control.items:
+        act = cast(Act, run.events[control.act])
+        if over(act.text or "", run.limits["item_bytes"]):
+            return blocked(run, act, TOO_LONG)
+    return _turn(run)
 
 
 # ---------------------------------------------------------------------------------------------
 # Whose turn it is
 
 
-def _limit(run: Run) -> AnyEvent | None:
-    control = run.world.control
-    for figure, reason in _STOPS:
-        if getattr(control, figure) >= run.limits[figure]:
-            return made(run, Stop, "harness", (), reason=reason, truncated=True)
-    return None
-
-
 def _turn(run: Run) -> AnyEvent:
-    """A delivery to whoever is next, then its observation; a stop if nobody can go on."""
+    """A delivery to whoever is next, then its observation; a stop if nobody can go on.
+
+    That the environment has ended the run, or that everybody waits, comes before a limit: a limit
+    truncates only what would have gone on.
+    """
     world = run.world
-    order = run.env.agents()
+    order = order_of(run.env, world)
     if order is not None and not order:
-        return made(run, Stop, "env", environment(run), reason="finished")
+        links = environment(run)
+        return made(run, Stop, "env", [*links, *turn_edge(run, links)], reason="finished")
     waiting = {world.control.waits[s] for s in world.open_delegations if s in world.control.waits}
-    waiting |= _off_duty(run)
     agent = _next_in(order if order is not None else list(world.agents), world, waiting)
     if agent is None:
         return made(run, Stop, "harness", (), reason="deadlock", truncated=True)
-    for seq, receivers in world.in_flight.items():
-        if agent in receivers:
-            link = Cause(seq=seq, kind="delivers")
-            return made(run, Deliver, agent, [link], message=seq)
+    for figure, reason in _LIMITS:
+        if getattr(world.control, figure) >= run.limits[figure]:
+            return made(run, Stop, "harness", (), reason=reason, truncated=True)
+    for seq in world.agents[agent].mail:
+        return made(run, Deliver, agent, [Cause(seq=seq, kind="delivers")], message=seq)
     return _observation(run, agent, decided=order is not None)
-
-
-def _off_duty(run: Run) -> set[str]:
-    """Agents on call whom no open delegation calls."""
-    if not run.env.on_call:
-        return set()
-    busy = set().union(*run.world.open_delegations.values())
-    return {
-        name
-        for name, held in run.world.agents.items()
-        if held.role in run.env.on_call and name not in busy
-    }
 
 
 def _next_in(order: Sequence[str], world: World, waiting: set[str]) -> str | None:
@@ -113,48 +112,38 @@ def _next_in(order: Sequence[str], world: World, waiting: set[str]) -> str | Non
     cursor = world.control.cursor
     after = order.index(cursor) + 1 if cursor in order else 0
     for agent in (*order[after:], *order[:after]):
-        held = world.agents.get(agent)
-        if held is None:
-            raise Refused(f"env.agents() names {agent!r}, who was never born")
-        if held.alive and agent not in waiting:
+        if world.agents[agent].alive and agent not in waiting:
             return agent
     return None
 
 
 def _observation(run: Run, agent: str, decided: bool) -> AnyEvent:
     env, held = run.env, run.world.agents[agent]
-    content, legal = freeze(env.observe(agent)), _menu(env, agent)
-    links = [Cause(seq=s, kind=_follows(run, s)) for s in held.last]
-    links += [Cause(seq=s, kind="consumes") for s in held.inbox if s not in held.last]
+    content, legal = told(env, agent, run.limits["item_bytes"]), menu_of(env, agent)
+    links = [Cause(seq=seq, kind=_follows(run, seq)) for seq in held.last]
+    links += [Cause(seq=seq, kind="consumes") for seq in held.inbox]
     if content is not UNSET or legal is not None:
         links += environment(run)
-    if decided and run.events and len(run.events) - 1 not in {link.seq for link in links}:
-        links.append(Cause(seq=len(run.events) - 1, kind="precedes", basis="inferred:turn"))
-    draft = made(
+    if decided:
+        links += turn_edge(run, links)
+    sources = tuple(Source(seq=seq) for seq in held.inbox)
+    turns = new_turns(run, agent, sources, content)
+    event = made(
         run,
         Observe,
         agent,
         links,
-        sources=tuple(Source(seq=s) for s in held.inbox),
+        sources=sources,
         content_raw=content,
+        anchor=anchor_of(env, agent, "\n".join(turn.text for turn in turns)),
         legal=legal,
     )
-    shown = "\n".join(turn.text for turn in new_turns(run, cast(Observe, draft)))
-    return msgspec.structs.replace(draft, anchor=env.anchor(agent, shown))
+    run.shown = (cast(Observe, event), turns)
+    return event
 
 
 def _follows(run: Run, seq: int) -> Any:
     return "spawns" if isinstance(run.events[seq], Spawn) else "precedes"
-
-
-def _menu(env: Env, agent: str) -> tuple[tuple[str, str], ...] | None:
-    menu = env.legal(agent)
-    if menu is None:
-        return None
-    pairs = tuple(menu.items()) if isinstance(menu, Mapping) else tuple((t, t) for t in menu)
-    if len({label for label, _ in pairs}) != len(pairs):
-        raise Refused(f"{env.id}: the menu of {agent} has two entries with one label")
-    return pairs
 
 
 # ---------------------------------------------------------------------------------------------
@@ -169,81 +158,90 @@ def _act(run: Run, seen: Observe) -> AnyEvent:
     menu = dict(seen.legal) if seen.legal is not None else None
     observation = observation_of(run, seen)
     draws = run.draws("policy", seen.agent, run.world.agents[seen.agent].acts, seen.seq)
-    output = policy(observation, menu, draws)
-    if isinstance(output, str):
-        output = Output(output)
-    if not isinstance(output, Output) or not isinstance(output.text, str):
-        raise Refused(f"the policy of {role} returned {type(output).__name__}, not text or Output")
-    text = output.text.encode("utf-8", "surrogatepass")[: run.limits["item_bytes"]]
-    shown = text.decode("utf-8", "surrogatepass" if len(text) < 4 else "ignore")
-    parsed = tuple(output.items) if output.items is not None else parse(shown)
-    probs = getattr(policy, "probs", None)
-    chances = None if probs is None or menu is None else list(probs(observation, menu))
-    items = _with_no_ops(parsed, run.env.roles.get(role, ()), menu)
+    output = turn_of(role, policy(observation, menu, draws), run.limits["item_bytes"])
     return made(
         run,
         Act,
         seen.agent,
         [Cause(seq=seen.seq, kind="derives")],
-        text_raw=freeze(shown),
-        items=_with_logprobs(items, menu, chances),
-        token_ids=_tuple(output.token_ids),
-        logprobs=_tuple(output.logprobs),
+        text_raw=freeze(output.text),
+        items=_items(run, policy, observation, seen, output),
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
         policy_version=described(policy, "version"),
         value=output.value,
-        tokens_out=len(output.token_ids) if output.token_ids else len(shown.split()),
+        tokens_out=len(output.token_ids or output.text.split()),
         trainable=bool(described(policy, "trainable")),
     )
 
 
-def _tuple(values: Any) -> Any:
-    if values is None:
-        return None
-    return tuple(values.tolist() if hasattr(values, "tolist") else values)
-
-
-def _with_no_ops(
-    items: tuple[Item, ...], allowed: Sequence[str], menu: Mapping[str, str] | None
+def _items(
+    run: Run, policy: Policy, observation: Observation, seen: Observe, output: Output
 ) -> tuple[Item, ...]:
-    """Drop what follows a stop, and add the no-op of each decision that was possible and not taken.
+    """What a turn does, in order, and each decision that was possible and not taken as its no-op.
 
-    Possible is what the role may do and, where there is a menu, what some entry of it would do.
+    What follows a stop is dropped. A turn that is too long does nothing at all.
     """
-    verbs = [item.verb for item in items]
-    if "stop" in verbs and "stop" in allowed:
-        items = items[: verbs.index("stop") + 1]
-    taken = {item.verb for item in items}
-    offered = None if menu is None else {i.verb for text in menu.values() for i in parse(text)}
-    declined = [
-        Item(verb=cast(Verb, f"no_{verb}"))
-        for verb in DECISIONS
-        if verb in allowed and verb not in taken and (offered is None or verb in offered)
-    ]
-    return (*items, *declined)
-
-
-def _with_logprobs(
-    items: tuple[Item, ...], menu: Mapping[str, str] | None, chances: list[float] | None
-) -> tuple[Item, ...]:
-    """Write on each decision how likely it was to be taken, or declined, over the whole menu."""
-    if menu is None or chances is None:
+    if over(output.text, run.limits["item_bytes"]):
+        return ()
+    may = run.decisions(observation.role, seen.trust)
+    given = parse(output.text) if output.items is None else tuple(output.items)
+    items = _until_stop(given) if "stop" in may else given
+    if not may:
         return items
-    taking = {
-        verb: math.fsum(
-            p
-            for p, text in zip(chances, menu.values(), strict=True)
-            if any(item.verb == verb for item in parse(text))
+    if seen.legal is None:
+        possible, taking = may, None
+    else:
+        offers = _offers(seen.legal, "stop" in may)
+        possible = tuple(verb for verb in may if any(verb in offer for offer in offers))
+        taking = _propensities(policy, observation, seen.legal, offers) if possible else None
+    taken = {item.verb for item in items}
+    items += tuple(_DECLINED[verb] for verb in possible if verb not in taken)
+    return items if taking is None else tuple(_with_logprob(item, *taking) for item in items)
+
+
+_DECLINED: dict[str, Item] = {verb: Item(verb=cast(Verb, f"no_{verb}")) for verb in DECISIONS}
+
+
+def _until_stop(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    for index, item in enumerate(items):
+        if item.verb == "stop":
+            return items[: index + 1]
+    return items
+
+
+@lru_cache(maxsize=4096)
+def _offers(legal: Legal, stops: bool) -> tuple[frozenset[str], ...]:
+    """The verbs that each entry of a menu would do."""
+    turns = (parse(text) for _, text in legal)
+    return tuple(frozenset(i.verb for i in (_until_stop(t) if stops else t)) for t in turns)
+
+
+def _propensities(
+    policy: Policy, observation: Observation, legal: Legal, offers: Sequence[frozenset[str]]
+) -> tuple[list[float], Sequence[frozenset[str]]] | None:
+    """The probability of each entry of the menu, and what each would do; None if nobody says."""
+    probs = described(policy, "probs")
+    if probs is None:
+        return None
+    chances = [float(p) for p in probs(observation, dict(legal))]
+    if len(chances) != len(legal) or not abs(math.fsum(chances) - 1.0) < 1e-6:
+        raise Refused(
+            f"probs of the policy of {observation.role} gives {len(chances)} numbers of sum "
+            f"{math.fsum(chances):g} for a menu of {len(legal)}; one probability an entry is due"
         )
-        for verb in DECISIONS
-    }
-    out = []
-    for item in items:
-        verb = item.verb.removeprefix("no_")
-        if verb in taking:
-            p = taking[verb] if verb == item.verb else 1.0 - taking[verb]
-            item = msgspec.structs.replace(item, logprob=min(0.0, math.log(p)) if p > 0 else None)
-        out.append(item)
-    return tuple(out)
+    return chances, offers
+
+
+def _with_logprob(item: Item, chances: list[float], offers: Sequence[frozenset[str]]) -> Item:
+    """A decision with the log-probability that it is taken, or declined, over the whole menu."""
+    declined = item.verb.startswith("no_")
+    verb = item.verb.removeprefix("no_")
+    if verb not in _DECLINED:
+        return item
+    p = math.fsum(c for c, offer in zip(chances, offers, strict=True) if (verb in offer) ^ declined)
+    logprob = min(0.0, math.log(p)) if p > 0 else None
+    return msgspec.structs.replace(item, logprob=logprob)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -258,16 +256,11 @@ def _pay(run: Run) -> AnyEvent | None:
 
 def _reward(run: Run, paid: Amount) -> AnyEvent:
     if paid.causes is None:
-        done = [event for event in run.events if not isinstance(event, Reward)]
-        # what only an order leads on from is an end too: descent does not follow such edges
-        links_on = (c for e in done for c in e.causes if c.basis != "inferred:order")
-        used = {cause.seq for cause in links_on}
-        ends = [event.seq for event in done if event.seq not in used]
-        links = [Cause(seq=seq, kind="rewards", basis="inferred:run") for seq in ends]
+        links = [Cause(seq=seq, kind="rewards", basis="inferred:run") for seq in run.ends()]
     else:
         seqs = sorted({c if isinstance(c, int) else c.seq for c in paid.causes})
         links = [Cause(seq=seq, kind="rewards") for seq in seqs]
-    checked: dict[str, Any] = {"trust": "trusted"} if paid.verifiable in EXECUTED else {}
+    executed: dict[str, Any] = {"trust": "trusted"} if paid.verifiable == "executed" else {}
     return made(
         run,
         Reward,
@@ -280,5 +273,5 @@ def _reward(run: Run, paid: Amount) -> AnyEvent:
         source=run.env.id,
         verifiable=paid.verifiable,
         error_rate=paid.error_rate,
-        **checked,
+        **executed,
     )

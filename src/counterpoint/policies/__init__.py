@@ -24,6 +24,7 @@ class Observation(NamedTuple):
         agent, role: who is to act.
         turns: what is new since its last act.
         anchor: key of the state before the action.
+        turn: how many turns it has taken before this one.
         context: gives the whole context by the context rule, oldest first.
     """
 
@@ -31,6 +32,7 @@ class Observation(NamedTuple):
     role: str
     turns: tuple[Shown, ...]
     anchor: str | None
+    turn: int
     context: Callable[[], list[Shown]]
 
     @property
@@ -44,7 +46,10 @@ class Observation(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A turn. With `items` (an endpoint's tool calls) the text is never parsed."""
+    """A turn. With `items` (an endpoint's tool calls) the text is never parsed.
+
+    Items name no declined decisions (`no_message`): the harness adds those.
+    """
 
     text: str
     items: Sequence[Item] | None = None

@@ -7,33 +7,61 @@
     despawn worker                    none
 
 A payload is the rest of its line. The parser never sees an endpoint's structured calls: those come
-as items already, and then the text is not parsed at all.
+as items already, and then the text is not parsed at all. Every step is linear in the text.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
+
+import msgspec
 
 from counterpoint.schema import Item, Verb
-from counterpoint.spelling import freeze
+from counterpoint.spelling import PLAIN, Refused, freeze
 
 VERSION = 1
 """Version of the grammar, stored in a run's config."""
 
-_ADDRESSED = frozenset({"message", "delegate", "spawn", "write", "aggregate", "despawn"})
-_LINE = re.compile(
-    r"[ \t]*(?P<verb>message|delegate|spawn|return|write|aggregate|stop|despawn|none)\b"
-    r"[ \t]*(?P<names>[^:\n]*?)[ \t]*(?::[ \t]*(?P<body>[^\n]*?))?[ \t]*$"
+NAMED: frozenset[str] = frozenset({"message", "delegate", "spawn", "write", "despawn", "call"})
+"""Verbs that need a name: receivers, a role, an artefact, a child, a tool."""
+
+_ADDRESSED = NAMED | {"aggregate"}
+_BLANK = " \t\r"
+_VERB = re.compile(
+    r"(message|delegate|spawn|return|write|aggregate|stop|despawn|none|call)(?=[ \t\r:]|$)"
 )
-_CALL = re.compile(r"[ \t]*call[ \t]+(?P<tool>[A-Za-z_][\w.]*)[ \t]*(?P<body>\{.*\})?[ \t]*$")
+_TOOL = re.compile(r"[A-Za-z_][\w.]*")
+_UNSPELLABLE = re.compile(r"[\ud800-\udfff]")
+_SHORT = 2000
 
 
-@lru_cache(maxsize=65536)
 def parse(text: str) -> tuple[Item, ...]:
-    """The items of a turn, in order, each with its span of characters."""
+    """The items of a turn, in order, each with its span of characters.
+
+    A text without any gives (). A name holds no colon and no lone surrogate; a call's payload is a
+    JSON object; a line that has the form of no item is prose.
+    """
+    return _known(text) if len(text) <= _SHORT else _parsed(text)
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """The arguments of a call from their JSON text; None for what is no object that fits an event.
+
+    `{}` where the text is empty.
+    """
+    if not text:
+        return {}
+    try:
+        value = PLAIN.decode(text)
+        freeze(value)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, Refused):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _parsed(text: str) -> tuple[Item, ...]:
     items = []
     at = 0
     for line in text.split("\n"):
@@ -44,34 +72,47 @@ def parse(text: str) -> tuple[Item, ...]:
     return tuple(items)
 
 
+_known = lru_cache(maxsize=4096)(_parsed)
+
+
 def _item(line: str, at: int) -> Item | None:
-    called = _CALL.match(line)
-    if called:
-        if called["body"] and not _is_object(called["body"]):
-            return None
-        return _made("call", (called["tool"],), at, len(line), called)
-    found = _LINE.match(line)
-    if not found:
+    found = _VERB.match(line, len(line) - len(line.lstrip(_BLANK)))
+    if found is None:
         return None
-    verb, names = found["verb"], found["names"]
-    if names and verb not in _ADDRESSED:
+    verb, end = found[0], len(line.rstrip(_BLANK))
+    if verb == "call":
+        return _called(line, at, found.end(), end)
+    colon = line.find(":", found.end(), end)
+    names = line[found.end() : end if colon < 0 else colon]
+    given = tuple(name.strip(_BLANK) for name in names.split(",") if name.strip(_BLANK))
+    if verb not in _ADDRESSED if given else verb in NAMED:
         return None
-    given = tuple(name.strip() for name in names.split(",") if name.strip())
-    if verb in ("message", "delegate", "spawn", "write", "despawn") and not given:
+    body = None if colon < 0 else _trimmed(line, colon + 1, end)
+    return _made(verb, given, line, at, body)
+
+
+def _called(line: str, at: int, start: int, end: int) -> Item | None:
+    start = _trimmed(line, start, end)[0]
+    tool = _TOOL.match(line, start, end)
+    if tool is None:
         return None
-    return _made(verb, given, at, len(line), found)
+    body = _trimmed(line, tool.end(), end)
+    given = line[slice(*body)]
+    if given and (given[0] != "{" or arguments_of(given) is None):
+        return None
+    return _made("call", (tool[0],), line, at, body if given else None)
 
 
-def _made(verb: str, name: tuple[str, ...], at: int, size: int, found: re.Match[str]) -> Item:
-    start, end = found.span("body")
-    body = None if start < 0 else (at + start, at + end)
-    return Item(verb=cast(Verb, verb), name=name, span=(at, at + size), body=body)
+def _trimmed(line: str, start: int, end: int) -> tuple[int, int]:
+    """The span without blanks at its start; there are none at its end."""
+    inner = line[start:end].lstrip(_BLANK)
+    return end - len(inner), end
 
 
-def _is_object(text: str) -> bool:
-    try:
-        value = json.loads(text)
-        freeze(value)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)
+def _made(
+    verb: str, name: tuple[str, ...], line: str, at: int, body: tuple[int, int] | None
+) -> Item | None:
+    if any(map(_UNSPELLABLE.search, name)):
+        return None
+    span = None if body is None else (at + body[0], at + body[1])
+    return Item(verb=cast(Verb, verb), name=name, span=(at, at + len(line)), body=span)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from counterpoint.policies import Menu, Observation, Output
-from counterpoint.schema import Act
+from counterpoint.schema import DECISIONS, Act, Event
 from counterpoint.spelling import Refused
 from counterpoint.streams import Draws
+
+_DECLINED = frozenset(f"no_{verb}" for verb in DECISIONS)
 
 
 class Scripted:
@@ -17,14 +19,21 @@ class Scripted:
         script: a function (observation, menu) → text, or a list of texts that are said in turn, the
             last one again and again.
         name: appears in headers as `scripted:NAME`.
+
+    Raises:
+        Refused: the list is empty.
     """
 
     deterministic = True
     trainable = False
 
     def __init__(
-        self, script: Callable[[Observation, Menu], str] | Sequence[str], name: str = "script"
+        self,
+        script: Callable[[Observation, Menu], str | Output] | Sequence[str],
+        name: str = "script",
     ) -> None:
+        if not callable(script) and not script:
+            raise Refused("a script needs at least one text to say")
         self._script = script
         self.target = f"scripted:{name}"
         self.version = name
@@ -33,26 +42,33 @@ class Scripted:
         """The scripted turn."""
         if callable(self._script):
             return self._script(observation, legal)
-        said = sum(turn.role == "assistant" for turn in observation.messages())
-        return self._script[min(said, len(self._script) - 1)]
+        return self._script[min(observation.turn, len(self._script) - 1)]
 
 
 class Recorded:
-    """A policy that says again what an agent said in a trace, turn by turn."""
+    """A policy that says again what an agent said in a trace, turn by turn.
+
+    Args:
+        events: the events of the trace; all but the acts are left out.
+        name: appears in headers as `recorded:NAME`.
+    """
 
     deterministic = True
     trainable = False
 
-    def __init__(self, acts: Sequence[Act]) -> None:
+    def __init__(self, events: Iterable[Event], name: str = "trace") -> None:
         self._acts: dict[str, list[Act]] = {}
-        for act in acts:
-            self._acts.setdefault(act.agent, []).append(act)
+        for event in events:
+            if isinstance(event, Act):
+                self._acts.setdefault(event.agent, []).append(event)
+        self.target = f"recorded:{name}"
+        self.version = name
 
     def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> Output:
         """The recorded turn. Raises Refused when the trace holds no more of them."""
-        said = sum(turn.role == "assistant" for turn in observation.messages())
         acts = self._acts.get(observation.agent, [])
-        if said >= len(acts):
+        if observation.turn >= len(acts):
             raise Refused(f"the trace holds {len(acts)} acts of {observation.agent}, no more")
-        act = acts[said]
-        return Output(act.text or "", None, act.token_ids, act.logprobs, act.value)
+        act = acts[observation.turn]
+        items = tuple(item for item in act.items if item.verb not in _DECLINED)
+        return Output(act.text or "", items, act.token_ids, act.logprobs, act.value)

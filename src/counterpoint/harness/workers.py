@@ -1,0 +1,121 @@
+"""Runs shared among processes: each writes its traces to a file of its own, in canonical lines,
+and the first of them, which is this one, reads them back in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from traceback import format_exception_only
+from typing import IO, NamedTuple, TypeAlias, cast
+
+from counterpoint.save import trace_lines
+from counterpoint.schema import AnyEvent, Header, Seal, Trace, decode, encode
+from counterpoint.spelling import Refused
+
+Job: TypeAlias = tuple[int, int]
+"""(group, rollout) of one run."""
+
+Played = Callable[[Job], Trace]
+
+
+class _Worker(NamedTuple):
+    """A process beside this one; `ticks` gives one byte for every trace that stands in `file`."""
+
+    number: int
+    pid: int
+    ticks: int
+    file: IO[bytes]
+
+
+def spread(jobs: Sequence[Job], workers: int, played: Played) -> Iterator[Trace]:
+    """The traces of the jobs in their order, whoever played them.
+
+    Job i is played by worker i modulo their number; worker 0 is this process. Where a worker
+    failed, its job is played here again, so that what went wrong is seen with its own traceback.
+
+    Raises:
+        Refused: a worker died, or failed at what does not fail here; it names worker and run.
+    """
+    with TemporaryDirectory() as folder:
+        others: list[_Worker] = []
+        try:
+            for number in range(1, min(workers, len(jobs))):
+                path = Path(folder) / f"{number}.jsonl"
+                others.append(_started(number, path, jobs[number::workers], played))
+            for index, job in enumerate(jobs):
+                turn = index % workers
+                yield played(job) if turn == 0 else _taken(others[turn - 1], job, played)
+        finally:
+            for worker in others:
+                _ended(worker)
+
+
+def _started(number: int, path: Path, jobs: Sequence[Job], played: Played) -> _Worker:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path.touch()
+    ticks, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_work(path, tell, jobs, played))
+    os.close(tell)
+    return _Worker(number, pid, ticks, path.open("rb"))
+
+
+def _work(path: Path, tell: int, jobs: Sequence[Job], played: Played) -> int:
+    """What another process does, from its first job to its exit status."""
+    try:
+        with path.open("wb") as file:
+            for job in jobs:
+                file.writelines(encode(line) + b"\n" for line in trace_lines(played(job)))
+                file.flush()
+                os.write(tell, b".")
+        sys.stdout.flush()
+    except BaseException as error:  # this process may not go on as if it were its parent
+        with suppress(OSError):
+            _fault(path).write_text("".join(format_exception_only(error)), errors="replace")
+        return 1
+    return 0
+
+
+def _fault(path: Path) -> Path:
+    return path.with_suffix(".txt")
+
+
+def _taken(worker: _Worker, job: Job, played: Played) -> Trace:
+    if os.read(worker.ticks, 1):
+        return _read_back(worker.file)
+    died = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    who, run = f"worker {worker.number}", f"group {job[0]}, rollout {job[1]}"
+    if died is not None and died.si_code != os.CLD_EXITED:
+        name = signal.Signals(died.si_status).name
+        raise Refused(f"{who} was ended by {name} while it played {run}")
+    played(job)
+    fault = _fault(Path(worker.file.name))
+    said = fault.read_text().strip() if fault.exists() else "no words"
+    raise Refused(f"{who} failed at {run}, which does not fail in this process: {said}")
+
+
+def _ended(worker: _Worker) -> None:
+    os.kill(
+        worker.pid, signal.SIGKILL
+    )  # one that has ended still bears its id until it is waited for
+    os.waitpid(worker.pid, 0)
+    os.close(worker.ticks)
+    worker.file.close()
+
+
+def _read_back(file: IO[bytes]) -> Trace:
+    header = cast(Header, decode(file.readline()))
+    events: list[AnyEvent] = []
+    while not isinstance(line := decode(file.readline()), Seal):
+        events.append(cast(AnyEvent, line))
+    trace = Trace(header, tuple(events), line)
+    vars(trace)["digest"] = line.digest
+    return trace
