@@ -33,6 +33,7 @@ from counterpoint.schema import (
     Header,
     LateReward,
     Line,
+    Part,
     Seal,
     Trace,
     decode,
@@ -233,10 +234,14 @@ def _type_fault(kind: str, error: str) -> Fault:
     """Name the field in a sentence of the decoder: where it looked, or what it missed there."""
     message, _, place = error.partition(" - at `$")
     place = place.strip(".`")
+    hint = ""
     if missing := re.search(r"required field `(\w+)`", message):
         place = f"{place}.{missing[1]}".strip(".")
+    elif unknown := re.search(r"unknown field `(.*)`", message):
+        names = [n for part in Part.__subclasses__() for n in part.__struct_encode_fields__]
+        hint = _nearest(unknown[1], names)
     plain = message[:1].lower() + ascii(message[1:])[1:-1]
-    return Fault("V02", f"{place or kind}: {plain[:200]}", place or None)
+    return Fault("V02", f"{place or kind}: {plain[:200]}{hint}", place or None)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
