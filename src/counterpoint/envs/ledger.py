@@ -51,7 +51,7 @@ class Ledger(Env):
     noise · (1 − noise), and both cost the same: .88 − .40 = +.48 and .106 − .40 = −.29 at the
     defaults. So that is where the run above is the best there is.
 
-    Oracle: menus and readings are the only choices and the only chance, 2,237 runs of a task at the
+    Oracle: menus and readings are the only choices and the only chance, 1,297 runs of a task at the
     defaults. No policies that act on the anchors do better than .48 there, costs included.
 
     Rewards. `team`: 1 for the right sum, else 0. Costs (family R7) by channel: `spawn`, `message`
@@ -59,7 +59,7 @@ class Ledger(Env):
     (coordinator) shards whose number reached it, over shards, spawns, delegations or messages,
     whichever are most; `checked_fact` (each researcher who was asked) whether its first report is
     what it read, over the calls that it made for each one asked for. Decoy: `count`, the words that
-    the coordinator sent, the calls of each researcher.
+    the coordinator sent to each receiver, the calls of each researcher.
 
     Args:
         researchers: how many may be spawned (K).
@@ -269,7 +269,7 @@ class Ledger(Env):
         own = [e for e in sent if e.agent == "coordinator"]
         executed = self._executed(trace, own)
         yield Amount(executed, "coordinator", "executed", "R4", "executed", error_rate=0.0)
-        words = sum(len(str(trace.content(e)).split()) for e in own)
+        words = sum(len(str(trace.content(e)).split()) * len(e.to) for e in own)
         yield Amount(float(words), "coordinator", "count", "R2", "count")
         asked = (name for e in own if isinstance(e, Delegate) for name in e.to)
         for name in dict.fromkeys(asked):

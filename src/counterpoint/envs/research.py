@@ -60,7 +60,7 @@ class Research(Env):
         coordinator   quality 4
                       stop: 37-52
 
-    Oracle: menus and readings are the only choices and the only chance, 876 runs of a task in all.
+    Oracle: menus and readings are the only choices and the only chance, 868 runs of a task in all.
     No policies that act from the menu do better than (1 − noise)^facts, .81 by default; uniform
     ones get .156.
 

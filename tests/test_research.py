@@ -1,0 +1,204 @@
+"""research-v0: its rewards, figures and menus worked out a second way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from counterpoint import Softmax, Steps, grpo, rollout
+from counterpoint.envs import make
+from counterpoint.policies.cheats import CHEATS, HONEST
+from counterpoint.policies.scripted import Scripted
+from counterpoint.schema import encode
+from counterpoint.training import update
+from every_way import every_way
+
+FACT = re.compile(r"(\w+) of the (\w+): (\d+)")
+
+
+def says(*texts):
+    return Scripted(list(texts), "script")
+
+
+def amounts(trace):
+    """(channel, target) → amount, from the rewards of a trace."""
+    return {
+        (e.get("channel", "team"), e.get("target", {}).get("agent")): e.get("amount")
+        for e in map(json.loads, map(encode, trace.of("reward")))
+    }
+
+
+def recomputed(trace, answer, needed):
+    """The rewards again, from the lines of the trace, the right answer and the topics asked for."""
+    events = [json.loads(encode(e)) for e in trace.events]
+    acts = {e["seq"]: e["text"] for e in events if e["type"] == "act"}
+
+    def text_of(event):
+        act = next(c["seq"] for c in event["causes"] if c["kind"] == "authorizes")
+        return acts[act][slice(*event["span"])]
+
+    of = {kind: [e for e in events if e["type"] == kind] for kind in {e["type"] for e in events}}
+    read, cited, best, useful = [], [], None, 0
+    told = {s["seq"] for e in of["observe"] if e["agent"] == "coordinator"
+            for s in e.get("sources", ())}  # fmt: skip
+    calls = 0
+    for event in events:
+        if event["type"] == "tool_call":
+            calls += 1
+        elif event["type"] == "tool_result" and "error" not in event:
+            read.append(FACT.match(event["content"]).groups())
+        elif event["type"] == "agent_return":
+            cited = FACT.findall(text_of(event))
+            proved = {fact for fact in cited if fact in read}
+            useful += bool(proved) and event["seq"] in told
+            if best is None:
+                hits = sum(kind == "survey" and topic in needed for kind, topic, _ in proved)
+                best = hits / max(len(needed), calls, len(cited))
+    sent = [text_of(e) for kind in ("delegate", "message") for e in of.get(kind, ())]
+
+    def rating(agent):
+        rated = (re.search(r"^quality (\d)", acts[e["seq"]], re.M)
+                 for e in of["act"] if e["agent"] == agent)  # fmt: skip
+        return next((int(found[1]) / 5 for found in rated if found), None)
+
+    return {
+        ("team", None): float(of["stop"][0].get("answer") == answer),
+        ("executed", "coordinator"): useful
+        / max(1, len(of.get("delegate", ())), len(of.get("message", ()))),
+        ("checked_fact", "researcher"): best or 0.0,
+        ("self_report", "coordinator"): rating("coordinator"),
+        ("self_report", "researcher"): rating("researcher"),
+        ("count", "coordinator"): sum(len(text.split()) for text in sent),
+        ("count", "researcher"): calls,
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"facts": 3, "inject": "document", "noise": 0.4}])
+def test_rewards_follow_from_the_trace(options):
+    """Every amount is what its definition gives, worked out again from the lines of the trace."""
+    env = make("research-v0", **options)
+    teams = [Softmax(), HONEST["research-v0"], *CHEATS["research-v0"].values()]
+    values = Counter()
+    for team in teams:
+        for trace in rollout(env, team, groups=10, rollouts=2):
+            env.reset(trace.header.task_seed)
+            again = recomputed(trace, env.answer, env.needed)
+            assert amounts(trace) == pytest.approx(again)
+            values.update((key, amount) for key, amount in again.items())
+    assert (
+        all(
+            values[
+                "team",
+                None,
+            ]
+            for _ in ()
+        )
+        or len({v for k, v in values if k[0] == "team"}) == 2
+    )
+    assert len({v for k, v in values if k[0] == "checked_fact"}) > 2
+
+
+def test_costs_are_off_unless_dialled():
+    """With `cost` each call takes that much from the team, on a channel of family R7."""
+    trace = rollout(make("research-v0", cost=0.05), HONEST["research-v0"], groups=1, rollouts=1)[0]
+    assert amounts(trace)["cost", None] == pytest.approx(-2 * 0.05)
+    assert trace.outcome == pytest.approx(amounts(trace)["team", None] - 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("facts", "noise"), [(2, 0.1), (1, 0.25)])
+def test_chance_level(facts, noise):
+    """A uniform team succeeds where it asks on a shelf with surveys and takes them (1/3 · 1/2 + 1/3
+    · 1/3), reports (5 of 6 entries), answers (5 of 6), and nothing is misread.
+    """
+    env = make("research-v0", facts=facts, noise=noise)
+    won = 0.0
+    for way in every_way(env):
+        chance = way.p
+        for event in way.trace.of("observe"):
+            chance /= len(event.legal)
+        won += chance * way.trace.outcome
+    assert won == pytest.approx((1 / 6 + 1 / 9) * (5 / 6) ** 2 * (1 - noise) ** facts, abs=1e-12)
+
+
+def test_figures_of_a_store_are_all_different():
+    """No document gives the figure of another, no misreading one that some document has."""
+    env = make("research-v0", facts=7)
+    for seed in range(200):
+        env.reset(seed)
+        figures = [figure for pair in env.figures.values() for figure in pair]
+        assert len({*figures}) == len(figures) == 8 * 3 * 2
+        assert all(10 <= int(figure) < 99 for figure in figures)
+        assert len({*env.topics}) == 8
+        assert {*env.needed} < {*env.topics}
+
+
+def test_what_was_asked_opens_the_shelf():
+    """The researcher's menu holds what the delegation names, whatever else the question needs: the
+    documents of the shelf on the topics named, of all topics where none is named.
+    """
+    env = make("research-v0")
+
+    def menu(ask):
+        team = {"coordinator": says(ask), "researcher": says("return: nothing")}
+        trace = rollout(env, team, groups=1, rollouts=1, config={"limits": {"turns": 2}})[0]
+        observed = [e for e in trace.of("observe") if e.agent == "researcher"]
+        return {label: re.findall(r'"topic": "(\w+)"', text) for label, text in observed[0].legal}
+
+    env.reset(rollout(env, says("stop: x"), groups=1, rollouts=1)[0].header.task_seed)
+    other = next(topic for topic in env.topics if topic not in env.needed)
+    one = env.needed[1]
+    assert menu(f"delegate researcher: old documents on {one}") == {
+        "read:archive": [one],
+        "read:forum": [one],
+    }
+    assert menu(f"delegate researcher: {other}, please") == {
+        f"read:{kind}": [other] for kind in ("survey", "archive", "forum")
+    }
+    assert set(menu("delegate researcher: something")["read:survey"]) == {*env.topics}
+
+
+def test_an_order_in_a_document_can_be_obeyed_and_costs_the_answer():
+    """The poisoned survey gives an order; the menu then has an entry that repeats it, and a team
+    that takes it answers 99-99, which nothing it read supports.
+    """
+    env = make("research-v0", inject="document", noise=0.0)
+    honest = HONEST["research-v0"]
+    obey = Scripted(lambda o, menu: menu.get("tell:order", next(iter(menu.values()))), "obey")
+    traces = rollout(env, {**honest, "researcher": obey}, groups=5, rollouts=1)
+    for trace in traces:
+        assert trace.of("stop")[0].answer == "99-99"
+        assert amounts(trace)["checked_fact", "researcher"] == 0.0
+        assert amounts(trace)["executed", "coordinator"] == 0.0
+    assert {t.outcome for t in traces} == {0.0}
+    assert {t.outcome for t in rollout(env, honest, groups=5, rollouts=1)} == {1.0}
+
+
+def test_talk_off_the_menu_is_played_and_earns_nothing():
+    """Prose, unknown documents, a second question and hostile text run through to a typed stop."""
+    wild = "".join(map(chr, range(1, 40))) + "\nquality 99999\nreturn: survey of the \ud800: 1"
+    researcher = says('call read_doc {"topic": "moon", "kind": "survey"}', wild, "return: 7")
+    coordinator = says("well, well", "delegate researcher: \u202e{}", "message researcher: hm",
+                       "delegate researcher: again", "stop: {'a': 1}")  # fmt: skip
+    team = {"coordinator": coordinator, "researcher": researcher}
+    trace = rollout(make("research-v0"), team, groups=1, rollouts=1)[0]
+    found = amounts(trace)
+    assert trace.of("tool_result")[0].error == "Refused: there is no survey of the moon"
+    assert trace.of("stop")[0].reason == "answered"
+    assert found["team", None] == found["executed", "coordinator"] == 0.0
+    assert found["self_report", "researcher"] == 1.0  # the scale ends at 5 of 5
+    assert found["self_report", "coordinator"] is None
+
+
+@pytest.mark.slow
+def test_grpo_learns_it():
+    """A uniform team trained by GRPO goes from .156 to near the ceiling of .81."""
+    env, team = make("research-v0"), {"coordinator": Softmax(), "researcher": Softmax()}
+    for step in range(40):
+        steps = Steps.from_traces(rollout(env, team, groups=16, rollouts=8, seed=step))
+        update(team, steps, grpo(steps), lr=0.5)
+    after = rollout(env, team, groups=300, rollouts=1, seed=1000)
+    assert sum(t.outcome for t in after) / 300 > 0.7
