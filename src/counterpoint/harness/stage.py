@@ -96,6 +96,7 @@ def _turn(run: Run) -> AnyEvent:
         links = environment(run)
         return made(run, Stop, "env", [*links, *turn_edge(run, links)], reason="finished")
     waiting = {world.control.waits[s] for s in world.open_delegations if s in world.control.waits}
+    waiting |= _off_duty(run)
     agent = _next_in(order if order is not None else list(world.agents), world, waiting)
     if agent is None:
         return made(run, Stop, "harness", (), reason="deadlock", truncated=True)
@@ -105,6 +106,16 @@ def _turn(run: Run) -> AnyEvent:
     for seq in world.agents[agent].mail:
         return made(run, Deliver, agent, [Cause(seq=seq, kind="delivers")], message=seq)
     return _observation(run, agent, decided=order is not None)
+
+
+def _off_duty(run: Run) -> set[str]:
+    """Agents on call whom no open delegation calls."""
+    if not run.env.on_call:
+        return set()
+    world = run.world
+    busy = {name for owing in world.open_delegations.values() for name in owing}
+    held = world.agents.items()
+    return {name for name, a in held if a.role in run.env.on_call and name not in busy}
 
 
 def _next_in(order: Sequence[str], world: World, waiting: set[str]) -> str | None:
