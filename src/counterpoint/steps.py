@@ -26,14 +26,16 @@ _NEEDS = {
     "logprob": "give logprob= to from_columns, or record acts with logprobs=",
     "logprob_new": "give logprob_new=, the log-probabilities under the policy being updated",
     "step_return": "give step_return=, the already discounted return of each row",
+    "segment_start": "give segment_start=, true on the first turn of each segment",
+    "value_high": "give value_high=, what the critic of segments expects from each first turn",
     "menu": "give menu= and action= to from_columns, or play an environment with menus",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
 }
 _LARGEST = 1e150
-_FLOAT = ("value", "logprob", "logprob_new", "step_return", "time")
+_FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
 _LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
-_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, "event", "action")
+_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, "segment_start", "event", "action")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,8 @@ class Steps:
         outcome: what a group compares: one value per rollout (or per agent of a rollout); NaN where
             nothing was scored. By default the undiscounted sum of the rewards.
         value: a critic's estimate of the return from the row.
+        segment_start: whether a new segment, or subgoal, begins with the row.
+        value_high: estimate of the return from the row before its segment's subgoal is chosen.
         logprob, logprob_new: log-probability of the whole turn when sampled, and now.
         step_return: return from the row, already discounted, used as it stands.
         mask: whether the row is trainable.
@@ -89,6 +93,8 @@ class Steps:
     event: Ints | None = None
     menu: Ints | None = None
     action: Ints | None = None
+    segment_start: Bools | None = None
+    value_high: Floats | None = None
     names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -333,6 +339,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         menu=optional_labels("menu"),
         action=_chosen(given["action"]) if "action" in given else None,
         event=_events(given["event"]) if "event" in given else None,
+        segment_start=_flags("segment_start", given, n) if "segment_start" in given else None,
         names=names,
         counts=counts,
         **{name: _floats(name, given[name]) for name in _FLOAT if name in given},
