@@ -201,15 +201,15 @@ def sealed(trace: Trace) -> Trace:
     for event in trace.events:
         state = chain(state, encode(event))
         kinds[event.kind] = kinds.get(event.kind, 0) + 1
-        for name in ("tokens_in", "tokens_out", "cost_usd"):
-            if figure := getattr(event, name):
-                totals[name] = totals.get(name, 0) + figure
+        if event.tokens_in or event.tokens_out or event.cost_usd:
+            for name in ("tokens_in", "tokens_out", "cost_usd"):
+                totals[name] = totals.get(name, 0) + (getattr(event, name) or 0)
     seal = Seal(
         trace_id=trace.trace_id,
         events=len(trace.events),
         kinds=kinds,
         digest=state.hex(),
-        **totals,
+        **{name: total for name, total in totals.items() if total},
     )
     return _whole(trace, seal)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from numbers import Real
 from typing import Any, TypeVar, get_args
 
@@ -138,7 +139,7 @@ def order_of(env: Env, world: World) -> Sequence[str] | None:
     order = env.agents()
     if order is None:
         return None
-    if isinstance(order, str) or not isinstance(order, Sequence):
+    if not isinstance(order, list | tuple | Sequence) or isinstance(order, str):
         raise Refused(f"{env.id}: agents() is a list of ids or None, not {order!r:.80}")
     for agent in order:
         if agent not in world.agents:
@@ -165,20 +166,34 @@ def menu_of(env: Env, agent: str) -> tuple[tuple[str, str], ...] | None:
     menu = env.legal(agent)
     if menu is None:
         return None
-    if isinstance(menu, str) or not isinstance(menu, Mapping | Sequence):
+    if isinstance(menu, dict | Mapping):
+        pairs = tuple(menu.items())
+    elif isinstance(menu, Sequence) and not isinstance(menu, str):
+        pairs = tuple((text, text) for text in menu)
+    else:
         raise Refused(f"{env.id}: legal({agent!r}) is a mapping, a list or None, not {menu!r:.80}")
-    pairs = tuple(menu.items()) if isinstance(menu, Mapping) else tuple((t, t) for t in menu)
     if not pairs:
         raise Refused(f"{env.id}: legal({agent!r}) is empty; None says that nothing is prescribed")
+    try:
+        fault = _menu_fault(pairs)
+    except TypeError:  # what cannot be hashed
+        fault = "has an entry that is no text"
+    if fault:
+        raise Refused(f"{env.id}: legal({agent!r}) {fault}")
+    return pairs
+
+
+@lru_cache(maxsize=4096)
+def _menu_fault(pairs: tuple[tuple[str, str], ...]) -> str | None:
     for pair in pairs:
         if not all(isinstance(text, str) and _spelled(text) for text in pair):
-            raise Refused(f"{env.id}: legal({agent!r}) has an entry {pair!r:.80}, which is no text")
+            return f"has an entry {pair!r:.80}, which is no text"
     if len({label for label, _ in pairs}) != len(pairs):
-        raise Refused(
-            f"{env.id}: legal({agent!r}) has two entries with one label; labels say what the "
-            "choice means, so give {label: text}"
+        return (
+            "has two entries with one label; a label says what its choice means, so give "
+            "{label: text}"
         )
-    return pairs
+    return None
 
 
 def anchor_of(env: Env, agent: str, shown: str) -> str:
@@ -273,7 +288,7 @@ def turn_of(role: str, given: Any, most_bytes: int) -> Output:
     if not isinstance(output, Output) or not isinstance(output.text, str):
         raise Refused(f"the policy of {role} returned {given!r:.80}, not a text or an Output")
     items = None if output.items is None else _items(role, output)
-    texts = [output.text, *_texts(items or ())]
+    texts = [output.text, *_texts(items)] if items else [output.text]
     long = next((text for text in texts if over(text, most_bytes)), None)
     said = output.text
     if long is not None:
@@ -335,12 +350,12 @@ def _fault(item: Any, text: str) -> str | None:
         return f"is a {item.verb} without a name"
     if item.body is not None and not 0 <= item.body[0] <= item.body[1] <= len(text):
         return "has a body outside of the text"
-    if item.verb == "call" and _arguments(item, text) is None:
+    if item.verb == "call" and not _is_call(item, text):
         return "is a call whose arguments are no JSON object"
     return None
 
 
-def _arguments(item: Item, text: str) -> Any:
+def _is_call(item: Item, text: str) -> bool:
     if item.body is not None:
-        return arguments_of(text[item.body[0] : item.body[1]])
-    return item.content if isinstance(item.content, dict) else {} if item.content is None else None
+        return arguments_of(text[item.body[0] : item.body[1]]) is not None
+    return item.content is None or isinstance(item.content, dict)

@@ -121,10 +121,10 @@ def _said(item: Item) -> dict[str, Any]:
     return {"content_raw": item.content_raw}
 
 
-def _payload(act: Act, item: Item) -> Payload:
+def _payload(run: Run, act: Act, item: Item) -> Payload:
     if item.body is None:
         return item.content_raw
-    return freeze((act.text or "")[item.body[0] : item.body[1]])
+    return freeze(run.text_of(act)[item.body[0] : item.body[1]])
 
 
 def _known(run: Run, names: tuple[str, ...]) -> bool:
@@ -156,7 +156,7 @@ def _spawn(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
     if run.alive() >= run.limits["agents"]:
         return blocked(run, act, "limit of agents")
     child = f"{act.agent}.{_births_before(run, act, index)}"
-    context = _payload(act, item)
+    context = _payload(run, act, item)
     return _put(run, Spawn, act, index, [], child=child, child_role=role, context_raw=context)
 
 
@@ -192,7 +192,7 @@ def _aggregate(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
 
 
 def _stop(run: Run, act: Act, index: int, item: Item) -> AnyEvent:
-    answer = _payload(act, item)
+    answer = _payload(run, act, item)
     return _put(run, Stop, act, index, [], reason="answered", answer_raw=answer)
 
 
@@ -237,7 +237,8 @@ _EFFECTS: dict[str, Effect] = {
 def _call(run: Run, act: Act, index: int, item: Item, may: Verdict, rule: str) -> AnyEvent:
     arguments = item.content_raw
     if item.body is not None:
-        arguments = freeze(arguments_of((act.text or "")[item.body[0] : item.body[1]]))
+        given = arguments_of(run.text_of(act)[item.body[0] : item.body[1]])
+        arguments = UNSET if given is None else given
     number = sum(other.verb == "call" for other in act.items[:index])
     return _put(
         run,

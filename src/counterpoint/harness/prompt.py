@@ -63,13 +63,15 @@ def _turn(run: Run, event: AnyEvent, reader: str) -> Shown:
         return Shown("assistant", event.agent, event.text or "")
     if isinstance(event, Observe):
         return _environment(event.content)
-    origin, said = event.agent, said_by(run, event)
-    if isinstance(event, Spawn):
-        said = f"spawned {event.child}" if event.agent == reader else event.context
-    elif isinstance(event, ToolResult):
+    origin = event.agent
+    if isinstance(event, ToolResult):
         call = run.call_of(event)
         origin = "" if call is None else call.tool
         said = event.content if event.error is None else f"error: {event.error}"
+    elif isinstance(event, Spawn):
+        said = f"spawned {event.child}" if event.agent == reader else event.context
+    else:
+        said = said_by(run, event)
     return Shown("user", origin, wrap(Labelled(text_of(said), origin, event.trust)))
 
 

@@ -13,6 +13,7 @@ from counterpoint.policies import Observation, Policy, Shown
 from counterpoint.schema import (
     DECISIONS,
     TRUST,
+    Act,
     AnyEvent,
     Cause,
     Event,
@@ -81,6 +82,7 @@ class Run:
         self.shown: tuple[Observe, tuple[Shown, ...]] | None = None
         """The last observation that was put together, and its rendered turns."""
         self._decisions: dict[tuple[str, Trust], tuple[str, ...]] = {}
+        self._text: tuple[Act, str] | None = None
         self._amounts: list[Amount] | None = None
         self._ends: tuple[int, ...] | None = None
         for event in events:
@@ -139,6 +141,12 @@ class Run:
         if "spawn" in verbs and self.alive() >= self.limits["agents"]:
             return tuple(verb for verb in verbs if verb != "spawn")
         return verbs
+
+    def text_of(self, act: Act) -> str:
+        """The text of an act; the last one is kept, since several effects ask for it."""
+        if self._text is None or self._text[0] is not act:
+            self._text = (act, act.text or "")
+        return self._text[1]
 
     def call_of(self, result: ToolResult) -> ToolCall | None:
         """The call that a result answers."""
@@ -200,10 +208,12 @@ def made(
     start, rank = 0.0, _RANK[own]
     for link in links:
         before = events[link.seq]
-        start = max(start, before.t_end or 0.0)
-        if link.basis != _ORDER:
-            rank = min(rank, _RANK[before.trust])
-    fields.setdefault("trust", TRUST[rank])
+        if before.t_end is not None and before.t_end > start:
+            start = before.t_end
+        if _RANK[before.trust] < rank and link.basis != _ORDER:
+            rank = _RANK[before.trust]
+    if "trust" not in fields:
+        fields["trust"] = TRUST[rank]
     event = kind(
         trace_id=run.header.trace_id,
         t_start=start,

@@ -48,10 +48,8 @@ from counterpoint.schema import (
 from counterpoint.spelling import Refused, freeze
 from counterpoint.world import World
 
-_LIMITS: tuple[tuple[str, str], ...] = (("turns", "step_limit"), ("tokens", "token_limit"))
-"""What a turn needs to have left, and how the run stops where it has not."""
-
 Legal = tuple[tuple[str, str], ...]
+Offers = tuple[frozenset[str], ...]
 
 
 def next_event(run: Run) -> AnyEvent | None:
@@ -100,12 +98,18 @@ def _turn(run: Run) -> AnyEvent:
     agent = _next_in(order if order is not None else list(world.agents), world, waiting)
     if agent is None:
         return made(run, Stop, "harness", (), reason="deadlock", truncated=True)
-    for figure, reason in _LIMITS:
-        if getattr(world.control, figure) >= run.limits[figure]:
-            return made(run, Stop, "harness", (), reason=reason, truncated=True)
+    if reason := _exhausted(run):
+        return made(run, Stop, "harness", (), reason=reason, truncated=True)
     for seq in world.agents[agent].mail:
         return made(run, Deliver, agent, [Cause(seq=seq, kind="delivers")], message=seq)
     return _observation(run, agent, decided=order is not None)
+
+
+def _exhausted(run: Run) -> str | None:
+    """How the run stops because no turn may begin any more."""
+    if run.world.control.turns >= run.limits["turns"]:
+        return "step_limit"
+    return "token_limit" if run.world.control.tokens >= run.limits["tokens"] else None
 
 
 def _off_duty(run: Run) -> set[str]:
@@ -203,8 +207,7 @@ def _items(
     if seen.legal is None:
         possible, taking = may, None
     else:
-        offers = _offers(seen.legal, "stop" in may)
-        possible = tuple(verb for verb in may if any(verb in offer for offer in offers))
+        possible, offers = _choices(seen.legal, may)
         taking = _propensities(policy, observation, seen.legal, offers) if possible else None
     taken = {item.verb for item in items}
     items += tuple(_DECLINED[verb] for verb in possible if verb not in taken)
@@ -222,15 +225,18 @@ def _until_stop(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _offers(legal: Legal, stops: bool) -> tuple[frozenset[str], ...]:
-    """The verbs that each entry of a menu would do."""
-    turns = (parse(text) for _, text in legal)
-    return tuple(frozenset(i.verb for i in (_until_stop(t) if stops else t)) for t in turns)
+def _choices(legal: Legal, may: tuple[str, ...]) -> tuple[tuple[str, ...], Offers]:
+    """Which of the decisions some entry of a menu would take, and all that each entry would do."""
+    turns = [parse(text) for _, text in legal]
+    if "stop" in may:
+        turns = [_until_stop(turn) for turn in turns]
+    offers = tuple(frozenset(item.verb for item in turn) for turn in turns)
+    return tuple(verb for verb in may if any(verb in offer for offer in offers)), offers
 
 
 def _propensities(
-    policy: Policy, observation: Observation, legal: Legal, offers: Sequence[frozenset[str]]
-) -> tuple[list[float], Sequence[frozenset[str]]] | None:
+    policy: Policy, observation: Observation, legal: Legal, offers: Offers
+) -> tuple[list[float], Offers] | None:
     """The probability of each entry of the menu, and what each would do; None if nobody says."""
     probs = described(policy, "probs")
     if probs is None:
@@ -244,7 +250,7 @@ def _propensities(
     return chances, offers
 
 
-def _with_logprob(item: Item, chances: list[float], offers: Sequence[frozenset[str]]) -> Item:
+def _with_logprob(item: Item, chances: list[float], offers: Offers) -> Item:
     """A decision with the log-probability that it is taken, or declined, over the whole menu."""
     declined = item.verb.startswith("no_")
     verb = item.verb.removeprefix("no_")

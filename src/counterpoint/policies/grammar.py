@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import msgspec
+from msgspec import UNSET
 
 from counterpoint.schema import Item, Verb
-from counterpoint.spelling import PLAIN, Refused, freeze
+from counterpoint.spelling import PLAIN, Payload, Refused, freeze
 
 VERSION = 1
 """Version of the grammar, stored in a run's config."""
@@ -46,19 +47,25 @@ def parse(text: str) -> tuple[Item, ...]:
     return _known(text) if len(text) <= _SHORT else _parsed(text)
 
 
-def arguments_of(text: str) -> dict[str, Any] | None:
+def arguments_of(text: str) -> Payload | None:
     """The arguments of a call from their JSON text; None for what is no object that fits an event.
 
-    `{}` where the text is empty.
+    An empty text gives no arguments.
     """
+    return _known_arguments(text) if len(text) <= _SHORT else _arguments(text)
+
+
+def _arguments(text: str) -> Payload | None:
     if not text:
-        return {}
+        return UNSET
     try:
         value = PLAIN.decode(text)
-        freeze(value)
+        return freeze(value) if isinstance(value, dict) else None
     except (msgspec.MsgspecError, UnicodeError, RecursionError, Refused):
         return None
-    return value if isinstance(value, dict) else None
+
+
+_known_arguments = lru_cache(maxsize=4096)(_arguments)
 
 
 def _parsed(text: str) -> tuple[Item, ...]:
