@@ -31,6 +31,7 @@ from counterpoint.policies import Observation, Output, Policy, described
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
     DECISIONS,
+    EXECUTED,
     Act,
     AnyEvent,
     Cause,
@@ -277,7 +278,7 @@ def _reward(run: Run, paid: Amount) -> AnyEvent:
     else:
         seqs = sorted({c if isinstance(c, int) else c.seq for c in paid.causes})
         links = [Cause(seq=seq, kind="rewards") for seq in seqs]
-    executed: dict[str, Any] = {"trust": "trusted"} if paid.verifiable == "executed" else {}
+    executed: dict[str, Any] = {"trust": "trusted"} if paid.verifiable in EXECUTED else {}
     return made(
         run,
         Reward,

@@ -66,8 +66,10 @@ class Policy(Protocol):
     """A callable from (observation, menu, draws) to a turn.
 
     It may also have `probs(observation, legal)` (one probability per menu entry, in order), which
-    propensities need; and the attributes `target`, `version`, `params_digest`, `deterministic`
-    (the same observation, menu and draws give the same turn: chance comes from `draws` alone).
+    propensities need; and the attributes `target`, `version`, `params_digest` (what a header says
+    of it), `deterministic` (the same observation, menu and draws give the same turn: chance comes
+    from `draws` alone) and `trainable` (it learns). A plain function has none of them and counts
+    as neither.
     """
 
     def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> str | Output:

@@ -43,7 +43,7 @@ class Softmax:
         Refused: a logit that is no finite number.
     """
 
-    deterministic = False
+    deterministic = True
     trainable = True
 
     def __init__(self, logits: Logits | None = None, version: int = 0) -> None:
