@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from counterpoint import groups
+from counterpoint.cells import chosen, encode, events, flags, floats, whole, without_none
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.schema import LateReward, Trace
 from counterpoint.spelling import Refused
@@ -31,7 +32,6 @@ _NEEDS = {
     "menu": "give menu= and action= to from_columns, or play an environment with menus",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
 }
-_LARGEST = 1e150
 _FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
 _LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
@@ -299,7 +299,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
 
     def labels(name: str, like: str | None = None) -> Ints:
         if name in given:
-            codes, names[name] = _encode(name, given[name])
+            codes, names[name] = encode(name, given[name])
             return codes
         names[name] = names[like] if like else ((0,) if n else ())
         return held[like] if like else np.zeros(n, dtype=np.int64)
@@ -307,19 +307,19 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
     def optional_labels(name: str) -> Ints | None:
         if name not in given:
             return None
-        codes, names[name] = _without_none(*_encode(name, given[name]))
+        codes, names[name] = without_none(*encode(name, given[name]))
         return codes
 
     held: dict[str, Ints] = {}
     group = held["group"] = labels("group")
-    own, texts = _encode("rollout", given["rollout"])
+    own, texts = encode("rollout", given["rollout"])
     rollout = groups.pair(group, own)
     first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
     first[rollout[::-1]] = own[::-1]
     names["rollout"] = tuple(map(texts.__getitem__, first.tolist()))
     agent = held["agent"] = labels("agent")
     step = _step(given, rollout, n)
-    scored = _floats("reward", given["reward"]) if "reward" in given else None
+    scored = floats("reward", given["reward"]) if "reward" in given else None
     outcome = _outcome(given, scored, rollout, agent)
     return Steps(
         group=group,
@@ -330,40 +330,20 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         role=labels("role", like="agent"),
         reward=_terminal(outcome, rollout, step) if scored is None else np.nan_to_num(scored),
         outcome=outcome,
-        mask=_flags("mask", given, n),
-        n_tokens=_whole("n_tokens", given) if "n_tokens" in given else np.ones(n, dtype=np.int64),
-        valid=_flags("valid", given, n),
-        env_step=_whole("env_step", given) if "env_step" in given else step,
+        mask=flags("mask", given, n),
+        n_tokens=whole("n_tokens", given) if "n_tokens" in given else np.ones(n, dtype=np.int64),
+        valid=flags("valid", given, n),
+        env_step=whole("env_step", given) if "env_step" in given else step,
         anchor=optional_labels("anchor"),
         state_digest=optional_labels("state_digest"),
         menu=optional_labels("menu"),
-        action=_chosen(given["action"]) if "action" in given else None,
-        event=_events(given["event"]) if "event" in given else None,
-        segment_start=_flags("segment_start", given, n) if "segment_start" in given else None,
+        action=chosen(given["action"]) if "action" in given else None,
+        event=events(given["event"]) if "event" in given else None,
+        segment_start=flags("segment_start", given, n) if "segment_start" in given else None,
         names=names,
         counts=counts,
-        **{name: _floats(name, given[name]) for name in _FLOAT if name in given},
+        **{name: floats(name, given[name]) for name in _FLOAT if name in given},
     )
-
-
-def _encode(name: str, labels: Any) -> tuple[Ints, tuple[Any, ...]]:
-    try:
-        return groups.encode_labels(labels)
-    except TypeError:
-        row = next(i for i, label in enumerate(labels) if not isinstance(label, Hashable))
-        kind = type(labels[row]).__name__
-        raise Refused(
-            f"column {name}, row {row}: a {kind} cannot be a label; give a string or a number"
-        ) from None
-
-
-def _without_none(codes: Ints, texts: tuple[Any, ...]) -> tuple[Ints, tuple[Any, ...]]:
-    """The same labels with −1 where they are None."""
-    if None not in texts:
-        return codes, texts
-    missing = texts.index(None)
-    fewer = np.where(codes == missing, -1, codes - (codes > missing))
-    return fewer, texts[:missing] + texts[missing + 1 :]
 
 
 def _terminal(outcome: Floats, rollout: Ints, step: Ints) -> Floats:
@@ -382,67 +362,6 @@ def _terminal(outcome: Floats, rollout: Ints, step: Ints) -> Floats:
     return np.where(step == last[rollout], np.nan_to_num(outcome), 0.0)
 
 
-def _events(values: Any) -> Ints:
-    try:
-        return np.asarray(values, dtype=np.int64).reshape(-1, 2)
-    except (TypeError, ValueError, OverflowError):
-        raise Refused("column event needs a pair (index of the trace, seq) on each row") from None
-
-
-def _floats(name: str, values: Any) -> Floats:
-    try:
-        out = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        row = next((i for i, v in enumerate(values) if not _is_number(v)), 0)
-        raise Refused(f"column {name}, row {row}: {values[row]!r:.60} is not a number") from None
-    if out.ndim != 1:
-        raise Refused(f"column {name} has {out.ndim} dimensions where one is needed")
-    large = np.abs(out) > _LARGEST
-    if large.any():
-        row = int(np.argmax(large))
-        raise Refused(f"column {name}, row {row}: {out[row]:g} is infinite or too large to square")
-    if name.startswith("logprob") and (out > 0).any():
-        row = int(np.argmax(out > 0))
-        raise Refused(f"column {name}, row {row}: {out[row]:g} is above 0, so it is no logarithm")
-    return out
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return value is None or isinstance(float(value), float)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def _chosen(values: Any) -> Ints:
-    out = _floats("action", values)
-    return np.where(np.isnan(out), -1, out).astype(np.int64)
-
-
-def _whole(name: str, given: dict[str, Any]) -> Ints:
-    out = _floats(name, given[name])
-    wrong = np.isnan(out) | (out != np.floor(out)) | (out < 0)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise Refused(f"column {name}, row {row}: {out[row]:g} is no whole number from 0 up")
-    return out.astype(np.int64)
-
-
-def _flags(name: str, given: dict[str, Any], n: int) -> Bools:
-    if name not in given:
-        return np.ones(n, dtype=bool)
-    values = np.asarray(given[name])
-    if values.dtype.kind == "b" and values.ndim == 1:
-        return values
-    if values.ndim != 1:
-        raise Refused(f"column {name} has {values.ndim} dimensions where one is needed")
-    wrong = ~np.isin(values, (0, 1))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise Refused(f"column {name}, row {row}: {given[name][row]!r} is neither true nor false")
-    return values.astype(bool)
-
-
 def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
     if "step" not in given:
         order = np.argsort(rollout, kind="stable")
@@ -451,7 +370,7 @@ def _step(given: dict[str, Any], rollout: Ints, n: int) -> Ints:
         step = np.empty(n, dtype=np.int64)
         step[order] = np.arange(n) - begin[rollout[order]]
         return step
-    step = _whole("step", given)
+    step = whole("step", given)
     if _in_order(rollout, step):
         return step
     order = np.lexsort((step, rollout))
@@ -481,7 +400,7 @@ def _outcome(given: dict[str, Any], scored: Floats | None, rollout: Ints, agent:
         has = ~missing
         summed = groups.total(rollout[has], scored[has], n)
         return np.where(groups.count(rollout[has], n) > 0, summed, np.nan)[rollout]
-    outcome = _floats("outcome", given["outcome"])
+    outcome = floats("outcome", given["outcome"])
     cell = groups.pair(rollout, agent)
     first = np.zeros(int(cell.max(initial=-1)) + 1)
     first[cell[::-1]] = outcome[::-1]
