@@ -96,7 +96,7 @@ class Office(Env):
 
     def _boss(self, view):
         clerks = [name for name in view.alive if name != "boss"]
-        menu = {"hire": "spawn clerk: count the beans", "wait": "none"}
+        menu = {"hire": "spawn clerk: count the beans", "wait": "none", "quit": "stop: enough"}
         for name in clerks:
             menu[f"ask {name}"] = f"delegate {name}: roll\nmessage {name}: soon"
             menu[f"fire {name}"] = f"despawn {name}\nwrite note: fired"

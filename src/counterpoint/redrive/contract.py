@@ -7,28 +7,23 @@ computes must depend on nothing but what the graph says). Each clause tests one 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from counterpoint.envs import Env
 from counterpoint.harness import Run, next_event, rollout, team_of
 from counterpoint.harness.effects import answer
-from counterpoint.harness.run import READ
 from counterpoint.policies import Policy
 from counterpoint.policies.grammar import parse
 from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive.edits import broken, edges, edited_runs, narrow, selected
 from counterpoint.redrive.follow import Led, Team, call_of, difference
 from counterpoint.schema import (
-    RESERVED,
     Observe,
-    Reward,
     Spawn,
     ToolResult,
     Trace,
-    Verb,
 )
 from counterpoint.world import INERT, World
 
@@ -54,9 +49,8 @@ class Checked(NamedTuple):
 def check_env(env: Env, policies: Team | None = None, *, tasks: int = 3, seed: int = 0) -> Checked:
     """Play an environment, and refuse it with the clause that it breaks.
 
-    declared       a versioned id; roles use verbs and tools that exist; start() knows its roles
+    versioned      its id ends in a version
     menus          each entry parses under the grammar, and its role may do it
-    rewards        finite or absent; for agents that lived; caused by events that happened
     deterministic  the same header gives the same bytes, whatever was played in between
     redrive        reset and the recorded acts bring the environment back to every event
     snapshot       restored at any event, the run goes on as recorded; one serves twice
@@ -79,29 +73,15 @@ def check_env(env: Env, policies: Team | None = None, *, tasks: int = 3, seed: i
     Raises:
         Refused: a clause is broken; the sentence names it, the event and what was seen.
     """
-    _declared(env)
     team = team_of(env, Softmax() if policies is None else policies)
+    if not re.fullmatch(r".*\S-v\d+", env.id):
+        broken(env, "versioned", "its id ends in no version; call it NAME-v0")
     traces = rollout(env, team, groups=tasks, rollouts=RUNS, seed=seed)
     clauses = {clause: check(env, team, traces) for clause, check in _CLAUSES.items()}
     edits = list(edited_runs(env, team, traces))
     clauses["edges"] = sum(edges(env, *edit) for edit in edits)
     clauses["narrow"] = sum(narrow(env, *edit) for edit in edits)
     return Checked(env.id, len(traces), sum(map(len, traces)), clauses)
-
-
-def _declared(env: Env) -> None:
-    if not re.fullmatch(r"[\w.-]+-v\d+", getattr(env, "id", "")):
-        broken(env, "declared", "its id has no version; call it NAME-v0")
-    known = {*get_args(Verb), *env.tools(), READ} - {"call"}
-    for role, allowed in env.roles.items():
-        if unknown := [name for name in allowed if name not in known]:
-            broken(
-                env, "declared", f"role {role} may use {unknown[0]!r}, no verb and no tool of it"
-            )
-    env.reset(0)
-    for agent, role in env.start().items():
-        if role not in env.roles or agent in RESERVED:
-            broken(env, "declared", f"start() gives {agent!r} the role {role!r}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -139,33 +119,6 @@ def _roles(trace: Trace) -> dict[str, str]:
     spawns = [event for event in trace.events if isinstance(event, Spawn)]
     spawned = {event.child: event.child_role or event.child for event in spawns}
     return {**roles, **spawned}
-
-
-def _rewards(env: Env, team: Mapping[str, Policy], traces: Sequence[Trace]) -> int:
-    """The rewards."""
-    examined = 0
-    for trace in traces:
-        roles = _roles(trace)
-        run = _at_end(env, trace)
-        for paid in run.amounts():
-            target = paid.target if isinstance(paid.target, str) else None
-            if paid.amount is not None and not math.isfinite(paid.amount):
-                broken(env, "rewards", f"it pays {paid.amount} on channel {paid.channel!r}")
-            if target is not None and target not in roles:
-                broken(env, "rewards", f"it pays {target!r}, who never lived")
-            seqs = [c if isinstance(c, int) else c.seq for c in paid.causes or ()]
-            if any(not 0 <= seq < len(trace) for seq in seqs):
-                broken(env, "rewards", f"channel {paid.channel!r} has a cause that never happened")
-            examined += 1
-    return examined
-
-
-def _at_end(env: Env, trace: Trace) -> Run:
-    """The run, stopped, its rewards not yet paid."""
-    led = Led(trace.header, env)
-    last = next((e.seq for e in trace.events if isinstance(e, Reward)), len(trace))
-    led.follow(trace[:last])
-    return led
 
 
 def _deterministic(env: Env, team: Mapping[str, Policy], traces: Sequence[Trace]) -> int:
@@ -266,7 +219,6 @@ def _is_pure(run: Run, result: ToolResult) -> bool:
 
 _CLAUSES: dict[str, Callable[[Env, Mapping[str, Policy], Sequence[Trace]], int]] = {
     "menus": _menus,
-    "rewards": _rewards,
     "deterministic": _deterministic,
     "redrive": _redrive,
     "snapshot": _snapshot,

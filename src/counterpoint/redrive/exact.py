@@ -141,7 +141,8 @@ class Chance(Draws):
     def choice(self, p: Sequence[float]) -> int:
         """The index that the path names. Raises Refused as `Draws.choice` does."""
         chances = [float(each) for each in p]
-        if not chances or min(chances) < 0 or abs(math.fsum(chances) - 1.0) > 1e-9:
+        # asked the way round that refuses NaN
+        if not chances or not min(chances) >= 0 or not abs(math.fsum(chances) - 1.0) <= 1e-9:
             raise Refused(f"draws.choice needs probabilities that sum to 1, not {chances[:8]}")
         place = len(self.taken)
         possible = (index for index, each in enumerate(chances) if each > 0)
@@ -150,6 +151,10 @@ class Chance(Draws):
         self.faced.append(chances)
         self.probability *= chances[index]
         return index
+
+    def integer(self, n: int) -> int:
+        """A choice among n outcomes of one probability. Raises Refused for n < 1."""
+        return self.choice([1.0 / n] * n if n > 0 else [])
 
     def next_path(self) -> list[int] | None:
         """The path after the one just gone: the last choice that has outcomes left moves on."""
