@@ -1,4 +1,7 @@
-"""Small environments for tests: a document of what each part of the stage does, and the pits."""
+"""Small environments for tests, that together use every part of the stage.
+
+Golden traces were played in them: what they do is not changed, another one is added.
+"""
 
 from __future__ import annotations
 
