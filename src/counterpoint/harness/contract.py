@@ -16,7 +16,6 @@ from counterpoint.envs import Amount, Env
 from counterpoint.policies import Output
 from counterpoint.policies.grammar import NAMED, arguments_of
 from counterpoint.schema import (
-    DECISIONS,
     RESERVED,
     AnyEvent,
     Event,
@@ -32,6 +31,8 @@ from counterpoint.tools import cut
 from counterpoint.world import INERT, World
 
 T = TypeVar("T")
+
+_VERBS: frozenset[str] = frozenset(get_args(Verb)) - INERT - {"call"}
 
 LIMITS: dict[str, int] = {
     "turns": 200,
@@ -97,15 +98,22 @@ def _is_number(value: Any) -> bool:
 
 
 def check_roles(env: Env) -> None:
-    """`id` and `roles`: every verb and tool that a role lists exists."""
+    """`id`, `roles`, `on_call`, `options`: what they name exists and can be written down."""
     if not isinstance(getattr(env, "id", None), str) or not env.id:
         raise Refused(f"{type(env).__name__} has no id; give it one with a version, like doors-v0")
     roles = getattr(env, "roles", None)
     if not isinstance(roles, Mapping) or not roles:
         raise Refused(f"{env.id}: roles maps each role to its verbs and tools, not {roles!r:.80}")
-    known = (
-        {*get_args(Verb), "read", *env.tools()} - {f"no_{verb}" for verb in DECISIONS} - {"call"}
-    )
+    if odd := [role for role in env.on_call if role not in roles]:
+        raise Refused(f"{env.id}: on_call names {odd[0]!r}, which is not among its roles")
+    tools = env.tools()
+    if odd := [name for name in tools if name in get_args(Verb)]:
+        raise Refused(f"{env.id}: tool {odd[0]!r} bears the name of a verb; give it another")
+    known = {"none", *_VERBS, "read", *tools}
+    try:
+        freeze(env.options)
+    except Refused as refusal:
+        raise Refused(f"{env.id}: its options cannot be recorded: {refusal}") from None
     for role, names in roles.items():
         if isinstance(names, str) or not isinstance(names, Sequence):
             raise Refused(f"{env.id}: role {role!r} has {names!r:.80} where a list of names is due")
@@ -342,8 +350,8 @@ def _fault(item: Any, text: str) -> str | None:
     """What is wrong with an item that a policy gave; None if nothing."""
     if not isinstance(item, Item):
         return f"is a {type(item).__name__}, not an Item"
-    if item.verb not in get_args(Verb) or item.verb in INERT - {"none"}:
-        return f"has the verb {item.verb!r}, which the harness keeps to itself"
+    if item.verb not in {"none", "call", *_VERBS}:
+        return f"has the verb {item.verb!r:.80}, which is none of a policy's"
     if not all(isinstance(name, str) and name and _spelled(name) for name in item.name):
         return "has a name that is no text"
     if item.verb in NAMED and not item.name:
