@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from counterpoint import groups
 from counterpoint.groups import Bools, Floats
 from counterpoint.spelling import Refused
+from counterpoint.units import Units
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,41 @@ class Credit:
         if on.ndim != 2 or len(on) != len(self):
             raise Refused(f"the mask has shape {on.shape} where ({len(self)}, tokens) is needed")
         return np.where(on.astype(bool), np.nan_to_num(self.values, nan=0.0)[:, None], 0.0)
+
+    def at(self, units: Units, how: Literal["mean", "sum"] = "mean") -> Credit:
+        """Carry the credit of turns to units of another kind.
+
+        A part of a turn (token, message, tool call, decision) gets the turn's number as it stands:
+        a uniform broadcast, which says nothing about how the parts differ. An agent, a role or the
+        team gets the mean or the sum of its credited turns.
+
+        Args:
+            units: from `Steps.units`, of the same steps.
+            how: what turns taken together get; parts of a turn are not asked.
+
+        Returns:
+            Credit per unit. Parts of a turn keep the parts of its number; turns taken together have
+            the part `n`, how many credited turns went in, and NaN where there is none. The
+            diagnostic `carried` says which of broadcast, mean and sum it was.
+
+        Raises:
+            Refused: units of other steps; `how` is neither mean nor sum.
+        """
+        if units.rows != len(self):
+            raise Refused(f"units of {units.rows} turns cannot carry a credit of {len(self)}")
+        if how not in ("mean", "sum"):
+            raise Refused(f"how is {how!r}; it is 'mean' or 'sum'")
+        if units.of is None:
+            values, carried = self.values[units.row], "broadcast"
+            parts = {name: part[units.row] for name, part in self.parts.items()}
+        else:
+            on, carried = self.credited, how
+            n = groups.count(units.of[on], len(units))
+            total = groups.total(units.of[on], self.values[on], len(units))
+            share = np.maximum(n, 1) if how == "mean" else 1.0
+            values, parts = np.where(n > 0, total / share, np.nan), {"n": n}
+        about = {**self.diagnostics, "carried": carried}
+        return Credit(values, units.kind, self.estimand, self.identified, parts, about)
 
     def why(self, row: int | None = None) -> str:
         """One line with every part of a row's number; by default of the largest credit."""

@@ -14,10 +14,12 @@ import numpy as np
 
 from counterpoint import groups
 from counterpoint.cells import chosen, encode, events, flags, floats, whole, without_none
+from counterpoint.descent import Descent, given_pairs
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.schema import LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.turns import turns
+from counterpoint.units import TOGETHER, Units, units_of
 
 Weight = Literal["rollout", "step"]
 
@@ -30,6 +32,8 @@ _NEEDS = {
     "segment_start": "give segment_start=, true on the first turn of each segment",
     "value_high": "give value_high=, what the critic of segments expects from each first turn",
     "menu": "give menu= and action= to from_columns, or play an environment with menus",
+    "descends": "say from_traces(…, descent=True), or give descends= to from_columns, for each row "
+    "the rows whose reward descends from it",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
 }
 _FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
@@ -68,6 +72,8 @@ class Steps:
         menu: code of the labels that could be chosen from; −1 where nothing was prescribed.
         action: index of the chosen label in the menu, −1 where none was chosen.
         event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
+        descends: which rewards descend from which row; see `descent.Descent`.
+        parts: the parts of the turns, where they came from traces; `units` gives them.
         counts: what was left out while the rows were made.
     """
 
@@ -95,6 +101,8 @@ class Steps:
     action: Ints | None = None
     segment_start: Bools | None = None
     value_high: Floats | None = None
+    descends: Descent | None = None
+    parts: Mapping[str, Units] = field(default_factory=dict)
     names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -141,6 +149,7 @@ class Steps:
         late_rewards: Iterable[LateReward] | None = None,
         channel: str = "team",
         forks: bool = False,
+        descent: bool = False,
     ) -> Steps:
         """Make steps from traces: one row per act, one rollout per trace.
 
@@ -149,15 +158,17 @@ class Steps:
             late_rewards: rewards that came after the seal; each must name its trace's digest.
             channel: the reward channel that is the outcome; costs (family R7) always count.
             forks: whether forks take part; they belong to groups of their own.
+            descent: whether to find out which rewards descend from which turn, for causal returns.
 
         A reward goes to the row it targets, else to the last act before it (of the targeted agent).
         Rewards without an amount are not zero: a rollout without any scored amount has outcome NaN.
         A trace without acts has no row and is counted in `counts["rollouts_without_steps"]`.
 
         Raises:
-            Refused: a late reward for a trace that is absent or was changed since.
+            Refused: a late reward for a trace that is absent or was changed since; with `descent`,
+                a trace whose edges are missing or guessed.
         """
-        columns, counts = turns(traces, late_rewards, channel, forks)
+        columns, counts = turns(traces, late_rewards, channel, forks, descent)
         return _assemble(columns, len(columns["rollout"]), counts)
 
     # -- looking things up --------------------------------------------------------------------
@@ -173,6 +184,20 @@ class Steps:
         """The text behind a code, None where it is missing."""
         code = int(getattr(self, column)[row])
         return None if code < 0 else self.names[column][code]
+
+    def units(self, kind: str) -> Units:
+        """What can carry credit, one of `schema.UNITS`: parts of turns, turns, or groups of them.
+
+        Decisions, messages, tool calls and tokens are parts of a row, known from traces alone;
+        agents, roles and the team are the rows of a rollout that share them.
+
+        Raises:
+            Refused: no such kind; parts of turns, where the steps were made from columns.
+        """
+        together = kind in TOGETHER and kind != "team"
+        labels = getattr(self, kind) if together else None
+        names = self.names[kind] if together else ()
+        return units_of(kind, self.parts, self.event, self.rollout, labels, names)
 
     @cached_property
     def n_groups(self) -> int:
@@ -321,6 +346,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
     step = _step(given, rollout, n)
     scored = floats("reward", given["reward"]) if "reward" in given else None
     outcome = _outcome(given, scored, rollout, agent)
+    reward = _terminal(outcome, rollout, step) if scored is None else np.nan_to_num(scored)
     return Steps(
         group=group,
         task=labels("task", like="group"),
@@ -328,7 +354,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         step=step,
         agent=agent,
         role=labels("role", like="agent"),
-        reward=_terminal(outcome, rollout, step) if scored is None else np.nan_to_num(scored),
+        reward=reward,
         outcome=outcome,
         mask=flags("mask", given, n),
         n_tokens=whole("n_tokens", given) if "n_tokens" in given else np.ones(n, dtype=np.int64),
@@ -339,11 +365,19 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         menu=optional_labels("menu"),
         action=chosen(given["action"]) if "action" in given else None,
         event=events(given["event"]) if "event" in given else None,
+        descends=_descends(given.get("descends"), reward, rollout, step),
+        parts=given.get("parts", {}),
         segment_start=flags("segment_start", given, n) if "segment_start" in given else None,
         names=names,
         counts=counts,
         **{name: floats(name, given[name]) for name in _FLOAT if name in given},
     )
+
+
+def _descends(given: Any, reward: Floats, rollout: Ints, step: Ints) -> Descent | None:
+    if given is None or isinstance(given, Descent):
+        return given
+    return given_pairs(given, reward, rollout, step)
 
 
 def _terminal(outcome: Floats, rollout: Ints, step: Ints) -> Floats:

@@ -7,8 +7,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from counterpoint.descent import Descent, Paid, descends, joined
 from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
 from counterpoint.spelling import Refused
+from counterpoint.units import PARTS, Part, packed, parts_of
 
 
 class Turn(NamedTuple):
@@ -34,8 +36,10 @@ def turns(
     late_rewards: Iterable[LateReward] | None = None,
     channel: str = "team",
     forks: bool = False,
-) -> tuple[dict[str, list[Any]], dict[str, int]]:
-    """Columns of `Steps`, one entry per act, and counts of what was left out.
+    descent: bool = False,
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Columns of `Steps`, one entry per act, and counts of what was left out; under `parts` the
+    parts of the turns, under `descends` what `descent` asks for.
 
     Arguments and errors as in `Steps.from_traces`.
     """
@@ -44,6 +48,8 @@ def turns(
     for name in ("group", "task", "rollout", "step", "reward", "outcome", "trace"):
         columns[name] = []
     counts = {"rollouts_without_steps": 0, "forks_left_out": 0}
+    parts: dict[str, list[Part]] = {kind: [] for kind in PARTS}
+    pairs: list[Descent] = []
     for number, trace in enumerate(traces):
         if trace.header.fork is not None and not forks:
             counts["forks_left_out"] += 1
@@ -53,7 +59,12 @@ def turns(
         if not rows:
             counts["rollouts_without_steps"] += 1
             continue
-        reward, outcome = _rewards(trace, rows, extra, channel)
+        reward, outcome, paid = _rewards(trace, rows, extra, channel)
+        first = len(columns["trace"])
+        for kind, part in parts_of(trace, first):
+            parts[kind].append(part)
+        if descent:
+            pairs.append(descends(trace, [row.seq for row in rows], paid, first))
         header = trace.header
         group = header.group_id or header.task_id or trace.trace_id
         columns["group"] += [group] * len(rows)
@@ -67,11 +78,14 @@ def turns(
             columns[name] += values
     if later:
         raise Refused(f"a late reward names trace {next(iter(later))}, which is not among these")
-    given = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
+    given: dict[str, Any] = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
     for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action"):
         if all(v is None for v in given[name]):
             del given[name]
     given["event"] = list(zip(columns["trace"], columns["seq"], strict=True))
+    given["parts"] = {kind: packed(kind, len(given["event"]), parts[kind]) for kind in PARTS}
+    if descent:
+        given["descends"] = joined(pairs)
     return given, counts
 
 
@@ -123,8 +137,9 @@ def _chosen(shown: Observe, act: Act) -> int | None:
 
 def _rewards(
     trace: Trace, rows: list[Turn], late: list[LateReward], channel: str
-) -> tuple[list[float], list[float]]:
-    """Reward and outcome of each row."""
+) -> tuple[list[float], list[float], list[Paid]]:
+    """Reward and outcome of each row, and the rewards one by one."""
+    paid: list[Paid] = []
     reward = [0.0] * len(rows)
     shared: list[float] = []
     own: dict[str, list[float]] = {}
@@ -148,12 +163,12 @@ def _rewards(
             before = bisect_left(seqs, seq)
             place = at_seq[seqs[before - 1]] if before else 0
         reward[place] += event.amount
+        paid.append(Paid(place, event.amount, event))
     base = math.fsum(shared) if shared else math.nan
     if not own:
-        return reward, [base] * len(rows)
-    return reward, [
-        math.fsum([*shared, *own[row.agent]]) if row.agent in own else base for row in rows
-    ]
+        return reward, [base] * len(rows), paid
+    sums = {agent: math.fsum([*shared, *held]) for agent, held in own.items()}
+    return reward, [sums.get(row.agent, base) for row in rows], paid
 
 
 def _by_trace(late: Iterable[LateReward] | None) -> dict[str, list[LateReward]]:
