@@ -27,9 +27,11 @@ import typer
 from counterpoint import schema
 from counterpoint.cli import app
 from counterpoint.credit import METHODS, method
+from counterpoint.envs import ENVS
 from counterpoint.formats import FORMATS
 from counterpoint.games import GAMES
 from counterpoint.rows import verl_agent
+from counterpoint.targets import load_target
 from counterpoint.validate import COUNTS, RULES, across
 
 ROOT = Path(__file__).parent.parent
@@ -127,20 +129,21 @@ def method_head(page: Path, name: str) -> str:
         ["source", row.paper],
         ["code", f"`{row.target}`"],
     ]
-    said = arguments(function)
-    options = [
-        [f"`{option.name}`", f"`{option.default!r}`", said.get(option.name, "")]
-        for option in list(inspect.signature(function).parameters.values())[1:]
-    ]
     summary = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
-    return "\n\n".join(
-        [summary, table(["", ""], facts), table(["option", "default", "what it does"], options)]
-    )
+    named = list(inspect.signature(function).parameters)[1:]
+    return "\n\n".join([summary, table(["", ""], facts), options(function, named)])
 
 
 def estimands(page: Path) -> str:
     """The names of what numbers say."""
     return table(["estimand", "in words"], [[f"`{k}`", v] for k, v in ESTIMANDS.items()])
+
+
+def options(function: Callable[..., Any], names: Sequence[str]) -> str:
+    """The options of a function with their defaults and what the docstring says of them."""
+    said, given = arguments(function), inspect.signature(function).parameters
+    rows = [[f"`{name}`", f"`{given[name].default!r}`", said.get(name, "")] for name in names]
+    return table(["option", "default", "what it does"], rows)
 
 
 def arguments(function: Callable[..., Any]) -> dict[str, str]:
@@ -149,9 +152,9 @@ def arguments(function: Callable[..., Any]) -> dict[str, str]:
         r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(function.__doc__ or ""), re.M | re.S
     )
     found = re.findall(
-        r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", inside[1] if inside else "", re.M | re.S
+        r"^ {4}(\w[\w, ]*): (.*?)(?=^ {4}\w[\w, ]*: |\Z)", inside[1] if inside else "", re.M | re.S
     )
-    return {name: " ".join(text.split()) for name, text in found}
+    return {name: " ".join(text.split()) for names, text in found for name in names.split(", ")}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -179,6 +182,17 @@ def _factories() -> dict[str, Callable[..., Any]]:
     for name, row in GAMES.items():
         held.setdefault(getattr(row.factory, "func", row.factory), []).append(name)
     return {", ".join(names): factory for factory, names in held.items()}
+
+
+def envs(page: Path) -> str:
+    """Every environment: what it is, who acts, how far its oracle reaches, and how it is played."""
+    rows = [[f"`{name}`", row.about, row.agents, row.oracle] for name, row in ENVS.items()]
+    parts = [table(["environment", "what it is", "agents", "oracle"], rows)]
+    for name, row in ENVS.items():
+        made = load_target(row.target)
+        about = inspect.cleandoc(made.__doc__ or "").partition("\n\nArgs:")[0]
+        parts += [f"## {name}", about, options(made, list(inspect.signature(made).parameters))]
+    return "\n\n".join(parts)
 
 
 def formats(page: Path) -> str:
@@ -345,15 +359,19 @@ def vocabulary(page: Path) -> str:
 
 
 def rules(page: Path) -> str:
-    """Every rule, in the words of the functions that check it."""
-    names = sorted({*RULES, *BETWEEN, *WHILE_READING})
-    return table(["rule", "what it says"], [[name, _rule(name)] for name in names])
+    """Every rule, in the words of the functions that check it: one sentence, then the rest."""
+    rows = []
+    for name in sorted({*RULES, *BETWEEN, *WHILE_READING}):
+        rule, _, more = _rule(name).partition(". ")
+        rows.append([name, rule.rstrip("."), more])
+    return table(["rule", "what it says", "in detail"], rows)
 
 
 def _rule(name: str) -> str:
     checks = [held[name] for held in (RULES, BETWEEN) if name in held]
     said = [_sentence(check).removeprefix(f"{name}: ") for check in checks]
-    return " ".join([WHILE_READING.get(name, ""), *said]).strip()
+    found = [text for text in (WHILE_READING.get(name), *said) if text]
+    return " ".join(text[:1].upper() + text[1:] for text in found)
 
 
 def counts(page: Path) -> str:
@@ -387,6 +405,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "method": method_head,
     "estimands": estimands,
     "games": games,
+    "envs": envs,
     "formats": formats,
     "batch": batch,
     "commands": commands,
