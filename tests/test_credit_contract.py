@@ -20,13 +20,17 @@ def test_every_method_of_the_table_keeps_the_contract(name):
     check_credit_method(method(name))
 
 
+def two_rollouts(**columns) -> Steps:
+    """Two rollouts of two turns with every column that some method needs."""
+    values = {"value": [0.2] * 4, "value_high": [0.3] * 4, "segment_start": [1, 0, 1, 1]}
+    given = {"rollout": [0, 0, 1, 1], "reward": [0, 1, 0, 0.5], "anchor": ["s", "t"] * 2}
+    return Steps.from_columns(**given | values | columns)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_row_and_result_agree(name):
     """The unit and the estimand that the table states are those that the default form returns."""
-    steps = Steps.from_columns(
-        rollout=[0, 0, 1, 1], reward=[0, 1, 0, 0], value=[0] * 4, anchor=["s", "t"] * 2
-    )
-    credit, row = estimate(name, steps), METHODS[name]
+    credit, row = estimate(name, two_rollouts()), METHODS[name]
     assert (credit.unit, credit.estimand) == (row.unit, row.estimand)
 
 
@@ -35,6 +39,7 @@ def test_a_method_needs_what_its_row_says(name):
     """Without each needed column it refuses and names the column; with them alone it runs."""
     columns = {"rollout": [0, 1], "reward": [1.0, 0.0]}
     extra = {"value": [0.0, 0.0], "anchor": ["s", "s"]}
+    extra |= {"value_high": [0.0, 0.0], "segment_start": [1, 1]}
     needed = {column: extra[column] for column in METHODS[name].needs}
     assert len(estimate(name, Steps.from_columns(**columns, **needed))) == 2
     for column in needed:
@@ -46,9 +51,7 @@ def test_a_method_needs_what_its_row_says(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_conserving_methods_conserve(name):
     """A row that claims conservation shares out the rollout's outcome exactly."""
-    steps = Steps.from_columns(
-        rollout=[0, 0, 1, 1], reward=[0, 1, 0, 0.5], value=[0.2] * 4, anchor=["s", "t"] * 2
-    )
+    steps = two_rollouts()
     shared_out = np.bincount(steps.rollout, weights=estimate(name, steps).values)
     assert np.allclose(shared_out, [1, 0.5]) == METHODS[name].conserves
 
@@ -136,6 +139,17 @@ def test_a_method_that_refuses_a_case_is_refused():
         check_credit_method(picky)
 
 
+def test_a_single_row_may_be_refused():
+    """What compares may say that one turn is too few; a method that never refuses passes too."""
+
+    def choosy(steps):
+        if len(steps) == 1:
+            raise Refused("one turn cannot be compared")
+        return centred(steps)
+
+    check_credit_method(choosy)
+
+
 def test_an_error_inside_the_method_is_its_own():
     """A bug in a user's function comes out as it is, for its traceback."""
 
@@ -180,5 +194,5 @@ def test_a_function_in_a_file_is_a_method(tmp_path):
         estimate(f"{path}:yours", steps)
     with pytest.raises(Refused, match="there is no file"):
         estimate(f"{tmp_path}/other.py:mine", steps)
-    with pytest.raises(Refused, match="the methods are reinforce, gae, grpo, gigpo"):
+    with pytest.raises(Refused, match="the methods are reinforce, reinforce_pp, gae"):
         estimate("mine", steps)

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 
 import reference
-from counterpoint.credit import METHODS, estimate, gae, gigpo, grpo, ppo_ratio, reinforce
+from counterpoint.credit import (
+    METHODS,
+    estimate,
+    gae,
+    gigpo,
+    grpo,
+    parameters,
+    ppo_ratio,
+    reinforce,
+)
 from counterpoint.credit.returns import scan
 from counterpoint.ledger import Credit
 from counterpoint.spelling import Refused
@@ -45,9 +54,14 @@ def tables(draw, unscored: bool = True, masks: bool = True, anchors: int = 4) ->
         step=np.concatenate([np.arange(k) for k in lengths])[order],
         reward=reward[order],
         mask=mask[order],
-        agent=[f"a{i}" for i in rng.integers(0, 2, n)],
+        agent=[f"a{i}" for i in rng.integers(0, 3, n)],
+        role=[f"r{i}" for i in rng.integers(0, 2, n)],
         anchor=anchor,
         value=rng.normal(size=n),
+        value_high=rng.normal(size=n),
+        segment_start=rng.random(n) < 0.4,
+        env_step=np.concatenate([np.sort(rng.integers(0, 4, k)) for k in lengths])[order],
+        valid=rng.random(n) < 0.8,
         logprob=-rng.random(n) * 3,
         logprob_new=-rng.random(n) * 3,
     )
@@ -192,6 +206,8 @@ def test_masked_rows_can_be_put_in_anywhere(steps):
         anchor=twice(steps.anchor, steps.anchor),
         reward=twice(np.where(np.isnan(steps.outcome), NAN, steps.reward), np.full(n, NAN)),
         value=twice(steps.value, np.full(n, 7.0)),
+        value_high=twice(steps.value_high, np.full(n, 7.0)),
+        segment_start=twice(steps.segment_start, np.zeros(n)),
         mask=twice(steps.mask, np.zeros(n, dtype=bool)),
     )
     plain = Steps.from_columns(
@@ -202,9 +218,14 @@ def test_masked_rows_can_be_put_in_anywhere(steps):
         anchor=steps.anchor,
         reward=np.where(np.isnan(steps.outcome), NAN, steps.reward),
         value=steps.value,
+        value_high=steps.value_high,
+        segment_start=steps.segment_start,
     )
     for name in METHODS:
-        options = {"gamma": 0.9} if name != "grpo" else {}
+        given = {"gamma": 0.9, "main": int(steps.agent[0])}
+        options = {k: v for k, v in given.items() if k in parameters(name, {})}
+        if name == "reinforce_pp" and np.sum(~np.isnan(steps.outcome)) == 1:
+            continue
         credit = estimate(name, padded, **options).values
         close(credit[:n], estimate(name, plain, **options).values)
         assert np.isnan(credit[n:]).all()
@@ -510,7 +531,8 @@ def test_missing_columns_are_named_with_the_way_out():
 
 def test_no_rows_give_no_credit():
     """Every method returns an empty credit for an empty table."""
-    empty = Steps.from_columns(rollout=[], reward=[], value=[], anchor=[])
+    columns = ("rollout", "reward", "value", "anchor", "value_high", "segment_start")
+    empty = Steps.from_columns(**{column: [] for column in columns})
     for name in METHODS:
         credit = estimate(name, empty)
         assert len(credit) == 0

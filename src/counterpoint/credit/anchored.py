@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from counterpoint import groups
 from counterpoint.credit.anchors import (
     KEY,
     Order,
     anchor_groups,
     check_key,
     key_cost,
-    only,
     sample_sizes,
     similar_anchors,
 )
-from counterpoint.credit.grouped import Singleton, check_spread, grpo, scaling
-from counterpoint.credit.returns import MaskedReward, returns
+from counterpoint.credit.grouped import Singleton, Spread, check_spread, compared, standing
+from counterpoint.credit.returns import Clock, MaskedReward, returns
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
 from counterpoint.spelling import Refused
@@ -41,6 +39,8 @@ def gigpo(
     order: Order = "sorted",
     autojunk: bool = True,
     masked_reward: MaskedReward = "previous",
+    step_unit: Clock = "event",
+    invalid_penalty: float = 0.0,
 ) -> Credit:
     """Group-in-group advantage: the rollout's against its group, plus the turn's at its anchor.
 
@@ -56,7 +56,7 @@ def gigpo(
     Args:
         steps: rows with `group`, `rollout`, `outcome`, `anchor`, `mask`, and `reward` or, already
             discounted and then used as it stands, `step_return`.
-        gamma: factor per trainable turn in G, 0 to 1. A_E compares undiscounted outcomes.
+        gamma: factor per step in G, 0 to 1. A_E compares undiscounted outcomes.
         step_weight: w, a number from 0 up.
         normalize_std: divide both parts by their standard deviations (`mean_std_norm` of the public
             code), or neither (`mean_norm`).
@@ -66,7 +66,7 @@ def gigpo(
         singleton: what A_E is in a group of one scored rollout: 0, its raw outcome, or an error.
         weight: whether A_E counts each rollout once ("rollout") or each turn ("step").
         key: what must agree for two turns of a group to be compared, of anchor, agent, role, task
-            and state_digest.
+            state_digest and menu (what the agent was permitted to choose from).
         similarity: put anchors together whose difflib ratio is at least this, in (0, 1]; by default
             only equal ones.
         order: in which order anchors found clusters: "sorted" by code point, which does not depend
@@ -74,6 +74,10 @@ def gigpo(
         autojunk: difflib's own shortcut, on in the public code: in texts of 200 characters or more
             it ignores those that are frequent, which can turn a ratio of .93 into .15.
         masked_reward: where a reward on a masked row goes: "previous", "drop" or "error".
+        step_unit: what takes a factor γ in G: each trainable turn ("event"), or each step of the
+            environment ("env_step"), whose turns share one return.
+        invalid_penalty: a number from 0 up, taken off the outcome and the return of each turn that
+            is not `valid`, and of no other.
 
     Returns:
         Credit per turn with parts episode (A_E), step (A_S), anchor_size, step_return, outcome,
@@ -94,24 +98,21 @@ def gigpo(
     anchors together by order of rows.
     """
     check_spread(normalize_std, ddof, eps, sigma_floor)
-    if not 0 <= step_weight < np.inf:
-        raise Refused(f"step_weight is {step_weight!r}; it is a number from 0 up")
+    for option, given in {"step_weight": step_weight, "invalid_penalty": invalid_penalty}.items():
+        if not 0 <= given < np.inf:
+            raise Refused(f"{option} is {given!r}; it is a number from 0 up")
+    spread = Spread(normalize_std, ddof, eps, sigma_floor)
     anchor: Ints = steps.need("anchor")
-    episode = grpo(
-        steps,
-        normalize_std=normalize_std,
-        ddof=ddof,
-        eps=eps,
-        singleton=singleton,
-        sigma_floor=sigma_floor,
-        weight=weight,
-    )
+    outcome, G = steps.outcome, returns(steps, gamma, masked_reward, step_unit)
+    if invalid_penalty:
+        fine = np.where(steps.valid, 0.0, invalid_penalty)
+        outcome, G = outcome - fine, G - fine
+    episode = standing(steps, outcome, spread, singleton, weight)
     if similarity is not None:
         anchor = similar_anchors(steps, key, similarity, order, autojunk)
-    G = returns(steps, gamma, masked_reward)
     nested = anchor_groups(steps, key, anchor)
     counted = (anchor >= 0) & ~np.isnan(G)
-    step, about = _at_anchor(G, counted, nested[-1], normalize_std, ddof, eps, sigma_floor)
+    step, about = _at_anchor(G, counted, nested[-1], spread)
     return Credit(
         episode.values + step_weight * step,
         estimand="outcome+anchor",
@@ -125,25 +126,13 @@ def gigpo(
 
 
 def _at_anchor(
-    G: Floats,
-    counted: Bools,
-    cell: Ints,
-    normalize_std: bool,
-    ddof: int,
-    eps: float,
-    sigma_floor: float,
+    G: Floats, counted: Bools, cell: Ints, spread: Spread
 ) -> tuple[Floats, dict[str, Floats]]:
     """A_S of every row, and the mean, spread and size of its anchor group."""
-    n = int(cell.max(initial=-1)) + 1
-    mean, sigma, size = groups.moments(*only(counted, cell, G), n, ddof)
-    alive = sigma > sigma_floor
-    scale = scaling(sigma, alive, eps) if normalize_std else alive.astype(np.float64)
-    centre = mean.take(cell)
-    step = G - centre
-    step *= scale.take(cell)
-    step += 0.0  # a dead anchor gives 0, not −0
-    sizes = size.take(cell)
-    if not counted.all():
+    every = counted.all()
+    found = compared(G, cell, None if every else np.flatnonzero(counted), spread)
+    step, sizes = found.advantage, found.size.take(cell)
+    if not every:
         step[~counted & ~np.isnan(G)] = 0.0
         sizes[~counted] = 0.0
-    return step, {"anchor_size": sizes, "step_mean": centre, "step_std": sigma.take(cell)}
+    return step, {"anchor_size": sizes, "step_mean": found.mean, "step_std": found.std}

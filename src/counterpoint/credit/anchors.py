@@ -20,7 +20,7 @@ Order = Literal["sorted", "as_given"]
 KEY = ("anchor", "agent", "role")
 """What makes two turns of a group comparable: the state, who acted, and in which role."""
 
-_PARTS = ("anchor", "agent", "role", "task", "state_digest")
+_PARTS = ("anchor", "agent", "role", "task", "state_digest", "menu")
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 

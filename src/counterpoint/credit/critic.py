@@ -18,6 +18,7 @@ from counterpoint.credit.returns import (
     rewards,
     scan,
     values_given,
+    whitened,
 )
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -47,7 +48,8 @@ def gae(
 
     With the true V(h) of the team it estimates `seqau`: Q(h, a) − V(h), whatever λ is. A critic
     fitted on anchors in the same batch estimates `anchor`: Q(o, a) − V(o), and so does one that
-    looks at a single agent's turns.
+    looks at a single agent's turns. A centralised critic, as in MAPPO, is `critic="team"` with
+    values of the whole team's state in the column `value`, the same critic for every agent.
 
         δ_t = r_t + γ V_{t+1} − V_t,    A_t = δ_t + γλ A_{t+1},    return = A + V
 
@@ -82,13 +84,13 @@ def gae(
             fit on; fewer than two turns to whiten; TD(λ) that does not settle.
     """
     _check(gamma, gae_lambda, values, critic, bootstrap)
-    chain = _chain(steps, gamma, critic, masked_reward)
+    chain = chain_of(steps, gamma, critic, masked_reward)
     if values == "given":
         V = values_given(steps).take(chain.rows)
     else:
         cell = anchor_groups(steps, KEY)[-1].take(chain.rows)
         V = _monte_carlo(chain, cell) if values == "mc" else _td(chain, cell, gae_lambda)
-    after = _next(V, chain)
+    after = following(V, chain)
     ahead = chain.decay * after
     if bootstrap:
         cut = _cut_values(steps, chain)
@@ -99,7 +101,7 @@ def gae(
     parts = {"delta": ahead, "value": V, "next_value": after, "gae": A, "return": A + V}
     spread = {name: _on_rows(steps, chain, part) for name, part in parts.items()}
     return Credit(
-        _on_rows(steps, chain, _whitened(steps, chain, A)) if whiten else spread["gae"].copy(),
+        whitened(spread["gae"])[0] if whiten else spread["gae"].copy(),
         estimand="seqau" if values == "given" and critic == "team" else "anchor",
         identified="assumption:true_value" if values == "given" else "heuristic",
         parts=spread,
@@ -107,7 +109,7 @@ def gae(
     )
 
 
-class _Chain(NamedTuple):
+class Chain(NamedTuple):
     """Turns in an order in which each is followed by the turn whose value it looks at.
 
     Each field has shape (trainable rows of scored rollouts,): the row of the table, the reward up
@@ -120,7 +122,8 @@ class _Chain(NamedTuple):
     last: Bools
 
 
-def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward) -> _Chain:
+def chain_of(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward) -> Chain:
+    """The trainable turns of scored rollouts, each followed by the one that its critic looks at."""
     reward = rewards(steps, masked_reward)
     rows, last = steps.trainable, ~steps.goes_on
     if len(steps.unscored):
@@ -128,7 +131,7 @@ def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward)
         rows, reward, last = rows[kept], reward[kept], last[kept]
     decay = np.where(last, 0.0, gamma)
     if critic == "team":
-        return _Chain(rows, reward, decay, last)
+        return Chain(rows, reward, decay, last)
     G = scan(reward, decay)
     actor = groups.pair(steps.rollout[rows], steps.agent[rows])
     own = np.argsort(actor, kind="stable")
@@ -136,28 +139,28 @@ def _chain(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedReward)
     turns = np.diff(own, append=0)
     decay = np.where(ends, 0.0, gamma ** np.where(ends, 0, turns))
     reward = G[own] - decay * np.roll(G[own], -1)
-    return _Chain(rows[own], reward, decay, ends)
+    return Chain(rows[own], reward, decay, ends)
 
 
-def _next(x: Floats, chain: _Chain) -> Floats:
+def following(x: Floats, chain: Chain) -> Floats:
     """The following turn's `x`, 0 after the last."""
     out = np.zeros(len(x))
     np.copyto(out[:-1], x[1:], where=~chain.last[:-1])
     return out
 
 
-def _monte_carlo(chain: _Chain, cell: Ints) -> Floats:
+def _monte_carlo(chain: Chain, cell: Ints) -> Floats:
     """Mean return of the turns at each turn's anchor."""
     G = scan(chain.reward, chain.decay)
     return groups.mean(cell, G, int(cell.max(initial=-1)) + 1).take(cell)
 
 
-def _td(chain: _Chain, cell: Ints, gae_lambda: float) -> Floats:
+def _td(chain: Chain, cell: Ints, gae_lambda: float) -> Floats:
     """The values at which every anchor's value is the mean of its turns' λ-returns."""
     n = int(cell.max(initial=-1)) + 1
     V = np.zeros(len(cell))
     for _ in range(_SWEEPS):
-        delta = chain.reward + chain.decay * _next(V, chain) - V
+        delta = chain.reward + chain.decay * following(V, chain) - V
         new = groups.mean(cell, V + scan(delta, gae_lambda * chain.decay), n).take(cell)
         moved = np.abs(new - V).max(initial=0.0)
         V = new
@@ -169,7 +172,7 @@ def _td(chain: _Chain, cell: Ints, gae_lambda: float) -> Floats:
     )
 
 
-def _cut_values(steps: Steps, chain: _Chain) -> Floats:
+def _cut_values(steps: Steps, chain: Chain) -> Floats:
     """Value of the rollout's last row where that is masked and has one, else 0."""
     final = np.zeros(steps.n_rollouts, dtype=np.int64)
     final[steps.rollout[steps.order]] = steps.order
@@ -177,21 +180,9 @@ def _cut_values(steps: Steps, chain: _Chain) -> Floats:
     return value.take(final.take(steps.rollout[chain.rows]))
 
 
-def _on_rows(steps: Steps, chain: _Chain, part: Floats) -> Floats:
+def _on_rows(steps: Steps, chain: Chain, part: Floats) -> Floats:
     """Spread over the table, NaN where nothing is credited."""
     return only_scored(steps, on_rows(steps, chain.rows, part))
-
-
-def _whitened(steps: Steps, chain: _Chain, A: Floats) -> Floats:
-    """Zero mean and unit variance over the credited turns."""
-    credited = A[~np.isnan(steps.outcome[chain.rows])] if len(steps.unscored) else A
-    if len(credited) == 1:
-        raise Refused("whitening needs two credited turns or more, here is one")
-    if not len(credited):
-        return A
-    centred = A - float(credited.mean())
-    centred /= float(np.sqrt(credited.var(ddof=1) + 1e-8))
-    return centred
 
 
 def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from counterpoint.groups import Bools, Floats
+from counterpoint import groups
+from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps, Weight
@@ -57,29 +58,164 @@ def grpo(
     Differs from verl, which still counts masked rollouts and gives a group of one its raw outcome.
     """
     check_spread(normalize_std, ddof, eps, sigma_floor, batch=True)
-    mean, sigma, n = steps.moments(steps.outcome, ddof, weight)
+    spread = Spread(normalize_std, ddof, eps, sigma_floor)
+    return standing(steps, steps.outcome, spread, singleton, weight, unbias)
+
+
+def rloo(steps: Steps, *, singleton: Singleton = "zero", sigma_floor: float = 1e-6) -> Credit:
+    """Leave-one-out advantage: how much better a rollout did than the mean of the others.
+
+    Estimates `outcome`: Q(h, a) − V(h₀), the same number for every turn of the rollout. The
+    baseline knows nothing of the rollout itself, so the expectation is the policy gradient.
+
+        A_i = R_i − mean_{j ≠ i}(R_j) = n/(n − 1) · (R_i − mean(R))
+
+    Source: Kool et al. 2019; Ahmadian et al. 2024 (arXiv:2402.14740, eq. 6).
+
+    Args:
+        steps: rows with `group`, `rollout`, `outcome`, `mask`.
+        singleton: what a group of one scored rollout gets: 0, its raw outcome, or an error.
+        sigma_floor: a group whose standard deviation is at or below this has no signal: credit 0.
+
+    Returns:
+        Credit per turn with parts outcome, baseline (the mean of the others), n (how many rollouts
+        are scored in the group). Masked rows and unscored rollouts are never credited (NaN). No
+        spread: 0, and the group is counted. Where the agents of a rollout have outcomes of their
+        own, each counts, and all those of the own rollout are left out. Empty steps give empty
+        credit.
+
+    Raises:
+        Refused: an option out of range; a group of one with singleton="error".
+
+    Differs from verl, whose loop returns the raw outcome of a group of one and whose vectorised
+    form 0.
+    """
+    check_spread(False, 1, 0.0, sigma_floor)
+    _, sigma, scored = steps.moments(steps.outcome)
     alive = sigma > sigma_floor
-    spread = batch_std(steps, ddof, weight) if normalize_std == "batch" else sigma
-    scale = scaling(spread, alive, eps) if normalize_std else alive.astype(np.float64)
-    if unbias:
-        scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
-    baseline = mean.take(steps.group)
+    baseline, others = others_mean(steps, steps.outcome)
     advantage = steps.outcome - baseline
-    advantage *= scale.take(steps.group)
-    advantage += 0.0  # a dead group gets 0, not −0
-    scored = n if weight == "rollout" else steps.moments(steps.outcome)[2]
-    lone(steps, steps.outcome, advantage, scored, singleton)
+    if not alive.all():
+        advantage *= alive.take(steps.group)
+        advantage += 0.0  # a dead group gets 0, not −0
+    lone(steps, steps.outcome, advantage, others == 0, singleton)
     return Credit(
         only_trainable(steps, advantage),
         estimand="outcome",
         parts={
             "outcome": steps.outcome,
+            "baseline": baseline,
+            "n": scored.take(steps.group),
+        },
+        diagnostics=group_diagnostics(steps, alive, scored),
+    )
+
+
+def others_mean(steps: Steps, x: Floats, weight: Weight = "rollout") -> tuple[Floats, Floats]:
+    """Mean of `x` over the group's other rollouts, and how many samples that is; (rows,) both.
+
+    0 where there are none. `x` is read where `steps.picked` looks.
+    """
+    rows = steps.picked(x, weight)
+    group, rollout, held = steps.group[rows], steps.rollout[rows], x[rows]
+    total = groups.total(group, held, steps.n_groups).take(steps.group)
+    size = groups.count(group, steps.n_groups).take(steps.group)
+    total -= groups.total(rollout, held, steps.n_rollouts).take(steps.rollout)
+    size -= groups.count(rollout, steps.n_rollouts).take(steps.rollout)
+    return np.divide(total, size, out=np.zeros(len(steps)), where=size > 0), size
+
+
+# ---------------------------------------------------------------------------------------------
+# Comparing
+
+
+class Spread(NamedTuple):
+    """The options of a standard deviation: whether it divides, and how it is taken."""
+
+    normalize_std: bool | Literal["batch"]
+    ddof: int
+    eps: float
+    sigma_floor: float
+
+
+class Compared(NamedTuple):
+    """Values against the mean of their cell: three arrays per row, then two per cell."""
+
+    advantage: Floats
+    mean: Floats
+    std: Floats
+    alive: Bools
+    size: Floats
+
+
+def standing(
+    steps: Steps,
+    x: Floats,
+    spread: Spread,
+    singleton: Singleton,
+    weight: Weight,
+    unbias: bool = False,
+) -> Credit:
+    """`grpo` of `x`, shape (rows,), which is the outcome or, with penalties, differs from it on
+    some rows. Counting rollouts, the statistics are those of the outcome; counting rows, of `x`.
+    """
+    counted = x if weight == "step" else steps.outcome
+    mean, sigma, n = steps.moments(counted, spread.ddof, weight)
+    alive = sigma > spread.sigma_floor
+    if spread.normalize_std == "batch":
+        scale = scaling(batch_std(steps, spread.ddof, weight), alive, spread.eps)
+    else:
+        scale = (
+            scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
+        )
+    if unbias:
+        scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
+    baseline = mean.take(steps.group)
+    advantage = x - baseline
+    advantage *= scale.take(steps.group)
+    advantage += 0.0  # a dead group gets 0, not −0
+    scored = n if weight == "rollout" else steps.moments(steps.outcome)[2]
+    lone(steps, x, advantage, single(steps.group, scored), singleton)
+    return Credit(
+        only_trainable(steps, advantage),
+        estimand="outcome",
+        parts={
+            "outcome": x,
             "mean": baseline,
             "std": sigma.take(steps.group),
             "n": n.take(steps.group),
         },
         diagnostics=group_diagnostics(steps, alive, scored),
     )
+
+
+def compared(x: Floats, cell: Ints, picked: Ints | None, spread: Spread) -> Compared:
+    """Compare each of `x` (rows,) with the mean of its cell, taken over the rows `picked`.
+
+    A cell without spread gives 0; a missing `x` gives NaN. `picked` None is all rows.
+    """
+    n = int(cell.max(initial=-1)) + 1
+    of = (cell, x) if picked is None else (cell[picked], x[picked])
+    mean, sigma, size = groups.moments(*of, n, spread.ddof)
+    alive = sigma > spread.sigma_floor
+    scale = scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
+    centre = mean.take(cell)
+    advantage = x - centre
+    advantage *= scale.take(cell)
+    advantage += 0.0  # a cell without spread gives 0, not −0
+    return Compared(advantage, centre, sigma.take(cell), alive, size)
+
+
+def first_of(cell: Ints, rows: Ints) -> Ints:
+    """The first of `rows` in every cell that has one, by cell."""
+    held = np.full(int(cell.max(initial=-1)) + 1, -1, dtype=np.int64)
+    held[cell[rows[::-1]]] = rows[::-1]
+    return held[held >= 0]
+
+
+def n_rollouts(steps: Steps, rows: Ints) -> int:
+    """How many rollouts these rows belong to."""
+    return int(np.count_nonzero(np.bincount(steps.rollout[rows], minlength=1)))
 
 
 def check_spread(
@@ -115,38 +251,95 @@ def only_trainable(steps: Steps, advantage: Floats) -> Floats:
     return advantage
 
 
-def lone(
-    steps: Steps, raw: Floats, advantage: Floats, scored: Floats, singleton: Singleton
-) -> None:
-    """Write the convention for groups of one scored rollout into `advantage`.
+def single(codes: Ints, size: Floats) -> Bools:
+    """Whether each row's group, of `size` (groups,), has one member to compare."""
+    alone = size == 1
+    return alone.take(codes) if alone.any() else np.zeros(len(codes), dtype=bool)
 
-    `scored` (n_groups,) counts a group's scored rollouts; `raw` (rows,) is what "raw" gives back.
+
+def lone(steps: Steps, raw: Floats, advantage: Floats, alone: Bools, singleton: Singleton) -> None:
+    """Write the convention for what has nothing to be compared with into `advantage`.
+
+    `alone` (rows,) says which rows those are; `raw` (rows,) is what "raw" gives back.
     """
     if singleton not in ("zero", "raw", "error"):
         raise Refused(f"singleton is {singleton!r}; it is 'zero', 'raw' or 'error'")
-    if not np.any(scored == 1):
+    if not alone.any():
         return
-    alone = (scored == 1).take(steps.group) & ~np.isnan(steps.outcome) & steps.mask
+    alone = alone & ~np.isnan(raw) & steps.mask
     if singleton == "error" and alone.any():
         row = int(np.argmax(alone))
         raise Refused(
-            f"group {steps.label('group', row)!r} has one scored rollout; "
-            "give it more, or set singleton to 'zero' or 'raw'"
+            f"row {row}: group {steps.label('group', row)!r} has one scored rollout "
+            "to compare it with, itself; give it more, or set singleton to 'zero' or 'raw'"
         )
     advantage[alone] = raw[alone] if singleton == "raw" else 0.0
 
 
-def group_diagnostics(steps: Steps, alive: Bools, scored: Floats) -> dict[str, Any]:
-    """Sample sizes of a comparison within groups.
+# ---------------------------------------------------------------------------------------------
+# What is said beside the numbers
 
-    `alive` (n_groups,) says which have spread, `scored` (n_groups,) counts their scored rollouts;
-    `effective_sample_size` is the number of scored rollouts in groups with spread.
+
+def group_diagnostics(
+    steps: Steps, alive: Bools, scored: Floats, sample: int | None = None
+) -> dict[str, Any]:
+    """Sample sizes of a comparison within groups, and advice where the table looks mistaken.
+
+    `alive` (groups,) says which have spread, `scored` (groups,) counts what was compared in each.
+    `effective_sample_size` is `sample` or else the number of those in groups with spread.
     """
-    return {
-        "effective_sample_size": int(scored[alive].sum()),
+    unscored = steps.unscored
+    said: dict[str, Any] = {
+        "effective_sample_size": int(scored[alive].sum()) if sample is None else sample,
         "groups": int(np.count_nonzero(scored)),
         "groups_without_signal": int(np.count_nonzero(~alive & (scored > 0))),
         "singletons": int(np.count_nonzero(scored == 1)),
-        "unscored": len(steps.head) - int(scored.sum()),
+        "unscored": int(np.isnan(steps.outcome[steps.head]).sum()) if len(unscored) else 0,
         **{name: value for name, value in steps.counts.items() if value},
     }
+    if copied := rewards_copied(steps):
+        said["reward_copied"] = copied
+    if advice := _advice(steps, said):
+        said["advice"] = advice
+    return said
+
+
+def rewards_copied(steps: Steps) -> int:
+    """How many rollouts carry one and the same reward, not 0, on every of two turns or more.
+
+    0 if any rollout that was rewarded tells its turns apart: then the reward is one per turn.
+    """
+    if steps.n_rollouts == len(steps):
+        return 0
+    rollout, reward = steps.rollout, steps.reward
+    if not steps.in_order:
+        rollout, reward = rollout[steps.order], reward[steps.order]
+    begins = np.ones(len(steps), dtype=bool)
+    np.not_equal(rollout[1:], rollout[:-1], out=begins[1:])
+    first = np.flatnonzero(begins)
+    if not reward[first].any():
+        return 0
+    same = reward[1:] == reward[:-1]
+    same |= begins[1:]
+    alike = np.logical_and.reduceat(np.append(True, same), first)
+    long = np.diff(first, append=len(steps)) > 1
+    paid = np.add.reduceat(np.abs(reward), first) > 0
+    return int(np.count_nonzero(long & paid)) if alike[long & paid].all() else 0
+
+
+def _advice(steps: Steps, said: dict[str, Any]) -> tuple[str, ...]:
+    """What a person should look at, in sentences."""
+    found = []
+    if len(steps) and not steps.mask.any():
+        found.append("column mask is false on every row, so nothing is credited")
+    if 1 < said["groups"] == said["singletons"]:
+        found.append(
+            "every group holds one rollout, so nothing is compared; let column group be the task, "
+            "not the trajectory"
+        )
+    if "reward_copied" in said:
+        found.append(
+            "column reward says the same on every turn of a rollout; if that is its final reward "
+            "copied, give it once, as column outcome"
+        )
+    return tuple(found)

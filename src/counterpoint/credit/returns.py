@@ -1,6 +1,7 @@
-"""Returns: what came after a turn, discounted, and REINFORCE on top of it.
+"""Returns: what came after a turn, discounted, and REINFORCE and REINFORCE++ on top of it.
 
-The clock of the discount is the trainable turn: masked rows carry no credit and take no factor γ.
+The clock of the discount is the trainable turn, or the environment's step: masked rows carry no
+credit and take no factor γ.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import numpy as np
 from counterpoint import groups
 from counterpoint.credit.grouped import (
     Singleton,
+    check_spread,
     group_diagnostics,
     lone,
     only_trainable,
+    others_mean,
+    single,
 )
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -23,6 +27,7 @@ from counterpoint.steps import Steps, Weight
 
 MaskedReward = Literal["previous", "drop", "error"]
 Baseline = Literal["none", "constant", "group", "leave_one_out", "critic"]
+Clock = Literal["event", "env_step"]
 
 _CHUNK = 32768
 
@@ -82,17 +87,21 @@ def reinforce(
             f"baseline is {baseline!r}; it is none, constant, group, leave_one_out or critic"
         )
     G = returns(steps, gamma, masked_reward)
-    if baseline in ("group", "leave_one_out"):
-        b = _group_baseline(steps, G, weight, leave_out=baseline == "leave_one_out")
+    _, sigma, scored = steps.moments(steps.outcome)
+    about = group_diagnostics(steps, sigma > sigma_floor, scored)
+    alone = single(steps.group, scored)
+    if baseline == "group":
+        b = steps.mean(G, weight)
+    elif baseline == "leave_one_out":
+        b, others = others_mean(steps, G, weight)
+        alone = others == 0
     elif baseline == "critic":
         b = values_given(steps)
     else:
         b = np.full(len(steps), constant if baseline == "constant" else 0.0)
-    _, sigma, scored = steps.moments(steps.outcome)
     advantage = G - b
-    about = group_diagnostics(steps, sigma > sigma_floor, scored)
     if baseline in ("group", "leave_one_out"):
-        lone(steps, G, advantage, scored, singleton)
+        lone(steps, G, advantage, alone, singleton)
     else:
         about["effective_sample_size"] = int(scored.sum())
     return Credit(
@@ -104,31 +113,130 @@ def reinforce(
     )
 
 
-def _group_baseline(steps: Steps, G: Floats, weight: Weight, leave_out: bool) -> Floats:
-    """Mean return of the group, with or without the row's own cell; 0 where nothing is left."""
-    rows = steps.picked(G, weight)
-    n = steps.n_groups
-    summed = groups.total(steps.group[rows], G[rows], n).take(steps.group)
-    size = groups.count(steps.group[rows], n).take(steps.group)
-    if leave_out:
-        cells = int(steps.cell.max(initial=-1)) + 1
-        summed = summed - groups.total(steps.cell[rows], G[rows], cells).take(steps.cell)
-        size = size - groups.count(steps.cell[rows], cells).take(steps.cell)
-    return np.divide(summed, size, out=np.zeros(len(steps)), where=size > 0)
+def reinforce_pp(
+    steps: Steps,
+    *,
+    gamma: float = 1.0,
+    baseline: Literal["group"] | None = None,
+    masked_reward: MaskedReward = "previous",
+    singleton: Singleton = "zero",
+    sigma_floor: float = 1e-6,
+) -> Credit:
+    """REINFORCE++: the return that followed a turn, against all turns of the batch.
+
+    Estimates `outcome`, on the scale of the batch: the mean of all credited turns is 0 and their
+    variance 1. Tasks that are easy and tasks that are hard share one baseline.
+
+        A_t = (x_t − mean x) / √(var x + 1e-8),    x_t = G_t, or R − mean(R) with the group baseline
+
+    Mean and variance (with n − 1) run over every credited turn of the batch.
+
+    Source: Hu 2025 (arXiv:2501.03262, §3; the group baseline is its REINFORCE++-baseline).
+
+    Args:
+        steps: rows with `rollout`, `step`, `reward`, `mask`; with the group baseline `group` and
+            `outcome`.
+        gamma: factor per trainable turn in G, 0 to 1; no part of the form with the group baseline.
+        baseline: None, or "group": x is the outcome minus the mean of the group's rollouts.
+        masked_reward: where a reward on a masked row goes: "previous", "drop" or "error".
+        singleton: what x is in a group of one scored rollout under "group": 0, its raw outcome, or
+            an error.
+        sigma_floor: if x spreads at or below this over the batch, nothing tells turns apart:
+            credit 0.
+
+    Returns:
+        Credit per turn with parts G (or outcome and mean), x, batch_mean, batch_std. Masked rows
+        and unscored rollouts are never credited (NaN). A group without spread is counted, and can
+        still stand above or below the batch. `effective_sample_size` counts scored rollouts.
+        Nothing to credit gives no credit.
+
+    Raises:
+        Refused: one single turn to credit, which nothing can be compared with; an option out of
+            range; a reward on a masked row with no trainable row before it.
+
+    Differs from verl, which starts the return anew after a masked position.
+    """
+    if baseline not in (None, "group"):
+        raise Refused(f"baseline is {baseline!r}; it is None or 'group'")
+    check_spread(False, 1, 0.0, sigma_floor)
+    check_fraction(gamma=gamma)
+    mean, sigma, scored = steps.moments(steps.outcome)
+    parts: dict[str, Floats]
+    if baseline == "group":
+        parts = {"outcome": steps.outcome, "mean": mean.take(steps.group)}
+        x = only_trainable(steps, steps.outcome - parts["mean"])
+        lone(steps, steps.outcome, x, single(steps.group, scored), singleton)
+    else:
+        x = returns(steps, gamma, masked_reward)
+        parts = {"G": x}
+    values, centre, deviation = whitened(x, sigma_floor)
+    spread = {"batch_mean": np.full(len(x), centre), "batch_std": np.full(len(x), deviation)}
+    about = group_diagnostics(steps, sigma > sigma_floor, scored, sample=int(scored.sum()))
+    return Credit(values, estimand="outcome", parts={**parts, "x": x, **spread}, diagnostics=about)
 
 
-def returns(steps: Steps, gamma: float, masked_reward: MaskedReward = "previous") -> Floats:
+def whitened(x: Floats, sigma_floor: float = 0.0) -> tuple[Floats, float, float]:
+    """Zero mean and unit variance over what is not NaN, with that mean and √(variance + 1e-8).
+
+    No spread above `sigma_floor` gives 0. Raises Refused for one single number.
+    """
+    known = x[~np.isnan(x)]
+    if len(known) == 1:
+        raise Refused("whitening needs two credited turns or more, here is one")
+    if not len(known):
+        return x.copy(), np.nan, np.nan
+    centre = float(known.mean())
+    known -= centre
+    variance = float(known @ known) / (len(known) - 1)
+    deviation = float(np.sqrt(variance + 1e-8))
+    if variance <= sigma_floor**2:
+        return x * 0.0, centre, deviation
+    return (x - centre) / deviation, centre, deviation
+
+
+def returns(
+    steps: Steps,
+    gamma: float,
+    masked_reward: MaskedReward = "previous",
+    clock: Clock = "event",
+) -> Floats:
     """Discounted return of every trainable row of a scored rollout, NaN elsewhere, shape (rows,).
 
-    `step_return` is used as it stands where it is given. Raises Refused as `reinforce` does.
+    The clock "event" takes a factor γ per trainable row; "env_step" takes one per step of the
+    environment, whose rows share one return. `step_return` is used as it stands where it is given.
+    Raises Refused as `reinforce` does, and where `env_step` falls within a rollout.
     """
     check_fraction(gamma=gamma)
+    if clock not in ("event", "env_step"):
+        raise Refused(f"step_unit is {clock!r}; it is 'event' or 'env_step'")
     if steps.step_return is not None:
-        G = np.where(steps.mask, steps.step_return, np.nan)
+        return only_scored(steps, np.where(steps.mask, steps.step_return, np.nan))
+    reward = rewards(steps, masked_reward)
+    decay = np.where(steps.goes_on, gamma, 0.0)
+    if clock == "event":
+        later = scan(reward, decay)
     else:
-        later = scan(rewards(steps, masked_reward), np.where(steps.goes_on, gamma, 0.0))
-        G = on_rows(steps, steps.trainable, later)
-    return only_scored(steps, G)
+        same = _same_env_step(steps)
+        last = ~same
+        tick: Ints = np.cumsum(last) - last
+        n = int(np.count_nonzero(last))
+        later = np.take(scan(groups.total(tick, reward, n), decay[last]), tick)
+    return only_scored(steps, on_rows(steps, steps.trainable, later))
+
+
+def _same_env_step(steps: Steps) -> Bools:
+    """Whether each of `steps.trainable` is followed by a row of the same environment step."""
+    at = steps.env_step[steps.trainable]
+    same = steps.goes_on.copy()
+    falls = same[:-1] & (at[1:] < at[:-1])
+    if falls.any():
+        row = int(steps.trainable[1:][np.argmax(falls)])
+        raise Refused(
+            f"column env_step, row {row}: it falls to {steps.env_step[row]} within rollout "
+            f"{steps.label('rollout', row)!r}; steps of the environment do not run back"
+        )
+    same[:-1] &= at[1:] == at[:-1]
+    return same
 
 
 def on_rows(steps: Steps, rows: Ints, x: Floats) -> Floats:
@@ -198,16 +306,21 @@ def scan(x: Floats, decay: Floats) -> Floats:
     return out
 
 
-def values_given(steps: Steps) -> Floats:
-    """The column value. Refused where a trainable row of a scored rollout has none."""
-    value: Floats = steps.need("value")
+def values_given(steps: Steps, where: Bools | None = None, column: str = "value") -> Floats:
+    """A column of values. Refused where a trainable row of a scored rollout has none.
+
+    `where` (rows,) says which rows need one; by default all.
+    """
+    value: Floats = steps.need(column)
     missing = np.isnan(value)
     if missing.any():
         missing &= steps.mask & in_scored_rollout(steps)
+        if where is not None:
+            missing &= where
     if missing.any():
         raise Refused(
-            f"row {int(np.argmax(missing))} is trainable and has no value; give one, mask the row, "
-            "or let gae fit values='mc'"
+            f"row {int(np.argmax(missing))} is trainable and has no value; give one in column "
+            f"{column}, mask the row, or let gae fit values='mc'"
         )
     return value
 
