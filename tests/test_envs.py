@@ -107,9 +107,9 @@ def test_a_menu_reads_nobody_elses_mail(name, options):
                 if event.kind == "act":
                     told[event.agent] += (event.text,)
                 continue
+            mail = [trace[source.seq] for source in event.sources]
             sources = tuple(
-                (trace[s.seq].kind, trace[s.seq].agent, str(trace.content(trace[s.seq])))
-                for s in event.sources
+                (e.kind, e.agent, getattr(e, "to", ()), str(trace.content(e))) for e in mail
             )
             told[event.agent] = (*told.get(event.agent, ()), *sources)
             says = (event.legal, event.anchor, event.content)
@@ -153,11 +153,11 @@ def test_cheats_lower_a_check_and_fool_a_decoy(name):
     """
     play = {"groups": 20, "rollouts": 1}
     facts, looks = checked(rollout(make(name), HONEST[name], **play))
-    assert all(amount == 1.0 for amount in facts.values())
+    assert list(facts.values()) == pytest.approx([1.0] * len(facts))
     for cheat, team in CHEATS[name].items():
         proved, claimed = checked(rollout(make(name), team, **play))
         assert min(proved.get(key, 0.0) - facts[key] for key in facts) <= -0.5, cheat
-        assert max(proved.get(key, 0.0) - facts[key] for key in facts) <= 0, cheat
+        assert max(proved.get(key, 0.0) - facts[key] for key in facts) <= 1e-9, cheat
         better = [key for key in claimed if claimed[key] > looks.get(key, 0.0) + 0.3]
         assert better or (name, cheat) == ("ledger-v0", "free_riding"), cheat
 

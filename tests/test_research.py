@@ -23,6 +23,18 @@ def says(*texts):
     return Scripted(list(texts), "script")
 
 
+def wild(observation, legal, draws):
+    """Takes from the menu, and often says more than that: twice, out of turn, or made up."""
+    lines = ["message researcher: hm", "quality 2", "none"]
+    if observation.role == "researcher":
+        lines = ["return: survey of the mill: 10", "return: ", "return: forum of the mill: 11; x",
+                 'call read_doc {"topic": "mill", "kind": "survey"}', "quality 3"]  # fmt: skip
+    said = [list(legal.values())[draws.integer(len(legal))]]
+    while draws.random() < 0.4:
+        said.insert(draws.integer(2), lines[draws.integer(len(lines))])
+    return "\n".join(said * (2 if draws.random() < 0.2 else 1))
+
+
 def amounts(trace):
     """(channel, target) → amount, from the rewards of a trace."""
     return {
@@ -80,10 +92,11 @@ def recomputed(trace, answer, needed):
 def test_rewards_follow_from_the_trace(options):
     """Every amount is what its definition gives, worked out again from the lines of the trace."""
     env = make("research-v0", **options)
-    teams = [Softmax(), HONEST["research-v0"], *CHEATS["research-v0"].values()]
+    teams = [wild, wild, Softmax(), HONEST["research-v0"], *CHEATS["research-v0"].values()]
     values = Counter()
-    for team in teams:
-        for trace in rollout(env, team, groups=10, rollouts=2):
+    for seed, team in enumerate(teams):
+        limit = {"limits": {"turns": 20}}
+        for trace in rollout(env, team, groups=20, rollouts=2, seed=seed, config=limit):
             env.reset(trace.header.task_seed)
             again = recomputed(trace, env.answer, env.needed)
             assert amounts(trace) == pytest.approx(again)
