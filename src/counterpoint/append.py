@@ -46,6 +46,7 @@ Sync = Literal["trace", "write", "disk"]
 Links: TypeAlias = tuple[Cause, ...]
 
 _EVENTS_PER_DISK_SYNC = 64
+_ORDER = "inferred:order"
 _INTERRUPTED = "was interrupted within a write, so its end is not known"
 
 
@@ -283,7 +284,7 @@ class TraceLog:
 
     def _effect(self, kind: type[E], agent: str, links: Links, fields: dict[str, Any]) -> E:
         """Something that an act brought about: authorised by the agent's last act."""
-        act = self._acted.get(agent)
+        act = self._acted.get(_named(agent))
         if act is not None:
             links = (Cause(seq=act, kind="authorizes"), *links)
         return self._event(kind, agent, links, fields)
@@ -294,7 +295,7 @@ class TraceLog:
         """The event that would be written after so many others; without a cause it follows them."""
         seq = self._next + after
         if not links and seq > self._first:
-            links = (Cause(seq=seq - 1, kind="precedes", basis="inferred:order"),)
+            links = (Cause(seq=seq - 1, kind="precedes", basis=_ORDER),)
         return kind(
             trace_id=self.header.trace_id,
             t_start=self._clock() if self._clock else None,
@@ -304,12 +305,20 @@ class TraceLog:
             **fields,
         )
 
-    def _life(self, agent: str) -> Links:
-        """An agent's earlier life: what its next turn follows."""
-        past = [at[agent] for at in (self._observed, self._acted) if agent in at]
-        if not past and agent in self._born:
-            return (Cause(seq=self._born[agent], kind="spawns"),)
-        return tuple(Cause(seq=seq, kind="precedes") for seq in past)
+    def _life(self, agent: str, acts: bool) -> Links:
+        """What an agent's next turn follows: its last observation and act, else its birth.
+
+        If it acts on an observation that was not acted on yet, the act derives from it.
+        """
+        seen, acted = self._observed.get(_named(agent), -1), self._acted.get(agent, -1)
+        links = []
+        if seen >= 0:
+            links.append(Cause(seq=seen, kind="derives" if acts and seen > acted else "precedes"))
+        if acted >= 0:
+            links.append(Cause(seq=acted, kind="precedes"))
+        if not links and agent in self._born:
+            links.append(Cause(seq=self._born[agent], kind="spawns"))
+        return tuple(links)
 
     def _put(self, event: E, before: tuple[Event, ...] = ()) -> E:
         """Write an event, or none if one could not be read back; return it as it will be read."""
@@ -340,7 +349,8 @@ class TraceLog:
                 self._totals[name] += getattr(event, name) or 0
         if type(event) is not Reward:
             for cause in event.causes:
-                self._leaves.pop(cause.seq, None)
+                if cause.basis != _ORDER:  # mere order is no descent, and hides no end of the run
+                    self._leaves.pop(cause.seq, None)
             self._leaves[event.seq] = None
         if remember := _MEMORY.get(type(event)):
             remember(self, event)
@@ -382,6 +392,12 @@ _MEMORY: dict[type[Event], Callable[[TraceLog, Any], None]] = {
     ToolResult: TraceLog._answers,
 }
 """What is remembered of an event, by kind."""
+
+
+def _named(agent: str) -> str:
+    if not isinstance(agent, str):
+        raise Refused(f"an agent is named by a string, not by a {type(agent).__name__}")
+    return agent
 
 
 def _spell(record: Any) -> tuple[bytes, Any]:

@@ -257,7 +257,7 @@ class TraceRecorder(TraceLog):
             policy_version: which parameters acted.
             causes: further events that it was computed from.
         """
-        if not isinstance(text, str | None):
+        if text is not None and not isinstance(text, str):
             raise Refused(f"the text of an act is a string, not of type {type(text).__name__}")
         said = {
             "text_raw": self._payload(text),
@@ -272,8 +272,9 @@ class TraceRecorder(TraceLog):
             shown = self._inbox.get(agent, []) if sees is None else sees
             basis = "inferred:mailbox" if sees is None else "recorded"
             shows = self._links("consumes", shown, basis)
-            life, further = self._life(agent), self._links("derives", causes)
-            if not shows and anchor is None:
+            observes, further = shows or anchor is not None, self._links("derives", causes)
+            life = self._life(agent, acts=not observes)
+            if not observes:
                 return self._event(Act, agent, (*life, *further), said)
             sources = tuple(Source(seq=cause.seq) for cause in shows)
             view = {"sources": sources, "anchor": anchor}
@@ -512,12 +513,13 @@ class TraceRecorder(TraceLog):
             raise Refused("causes are a list of events; write [event] for one of them") from None
 
     def _seq(self, cited: Cited) -> int:
-        if isinstance(cited, int):
-            return cited
         here = self.header.trace_id
         if isinstance(cited, Event) and (cited.trace_id == here or self.header.fork):
-            return cited.seq
-        raise Refused(f"a cause is an earlier event of trace {here}, or its seq; this is neither")
+            cited = cited.seq
+        if isinstance(cited, int) and 0 <= cited < self._next:
+            return cited
+        what = cited if isinstance(cited, int) else f"this {type(cited).__name__}"
+        raise Refused(f"a cause is an earlier event of trace {here} or its seq, not {what}")
 
     def _payload(self, value: Any) -> Payload:
         return self._stored(freeze(value))
