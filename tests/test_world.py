@@ -280,12 +280,12 @@ TALK = trace_of(
 
 
 def test_context_is_what_was_shown_told_and_said_in_order():
-    """Before its second turn b has its own first one, the environment's words and a's question."""
+    """Before its second turn b has its own first one, a's question and the environment's words."""
     assert context_of(TALK[:4], "b") == [
         Shown(0, "env", "You are b."),
         Shown(1, "b", "ready"),
-        Shown(3, "env", "clock: 5"),
         Shown(2, "a", "2 + 2?"),
+        Shown(3, "env", "clock: 5"),
     ]
 
 

@@ -336,13 +336,13 @@ def _observe(world: World, event: Observe) -> None:
     agent.last = [event.seq]
     if event.context != "append":
         agent.context = dict.fromkeys(event.kept if event.context == "fold" else ())
-    if event.content_raw is not UNSET:
-        agent.context[event.seq] = None
     for source in event.sources:
         agent.inbox.pop(source.seq, None)
         agent.mail.pop(source.seq, None)
         agent.seen[source.seq] = agent.fresh[source.seq] = None
         agent.context[source.seq] = None
+    if event.content_raw is not UNSET:
+        agent.context[event.seq] = None
 
 
 def _act(world: World, event: Act) -> None:
