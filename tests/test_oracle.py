@@ -277,10 +277,11 @@ def test_a_question_to_a_human_needs_fork():
     refused("needs fork: a permission rule asks a human", Doors(), Softmax(), config=ask)
 
 
-def test_too_many_prefixes_need_fork(monkeypatch):
-    """The sentence gives the limit."""
-    monkeypatch.setattr(exact, "PREFIXES", 50)
-    refused("needs fork: more than 50 prefixes follow", Fog(), Softmax(), config=turns(6))
+@pytest.mark.parametrize(("limit", "n"), [(50, 6), (4000, 2000)])
+def test_too_many_prefixes_need_fork(monkeypatch, limit, n):
+    """The sentence gives the limit, also where the runs are longer than Python's stack is deep."""
+    monkeypatch.setattr(exact, "PREFIXES", limit)
+    refused(f"needs fork: more than {limit} prefixes follow", Fog(), Softmax(), config=turns(n))
 
 
 def test_a_run_that_nobody_scored_has_no_value():

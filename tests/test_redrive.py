@@ -10,7 +10,7 @@ from counterpoint.harness import Run, next_event, rollout
 from counterpoint.policies.scripted import Scripted
 from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive import check_env, depends, redrive
-from counterpoint.schema import Act, Reward, Trace, encode
+from counterpoint.schema import Act, Cause, Header, Observe, Reward, Trace, encode
 from counterpoint.spelling import Refused, freeze
 from little_envs import Doors, Fog, Office
 
@@ -93,6 +93,19 @@ def test_a_run_goes_on_under_the_policies_of_the_record():
     run = redrive(trace[:5], Doors(), Softmax())
     assert tuple(run.events) == trace.events[:5]
     assert set(run.policies) == {"scout", "leader"}
+
+
+def test_whom_a_rule_asks_is_asked_again_after_the_prefix():
+    """A human's answers in the prefix are given; what is asked later is asked of who is there."""
+    ask = {"permissions": [{"effect": "ask", "name": "open"}], **SHORT}
+    yes = lambda seen, item: True  # noqa: E731
+    trace = played(Doors(), config=ask, human=yes)[0]
+    spelled = [encode(event) for event in trace.events]
+    for t in range(len(trace)):
+        assert gone_on(redrive(trace[:t], Doors(), Softmax(), yes)) == spelled[t:]
+    refused = redrive(trace[:1], Doors(), Softmax())
+    gone_on(refused)
+    assert [e.do for e in refused.trace().of("intervene")] == ["refuse"] * 8
 
 
 def test_a_prefix_that_does_not_come_back_is_refused_with_the_event():
@@ -462,3 +475,11 @@ def test_who_could_have_stopped_is_among_those_a_reward_depends_on():
     team = {"a": Scripted(["none"]), "b": Softmax()}
     trace = played(Going(), team)[0]
     assert set(depends(trace, reward_of(trace, "got"))) == {"a", "b"}
+
+
+def test_who_was_only_shown_something_did_nothing():
+    """A reward may descend from what b was shown; b has no part in that."""
+    said = Act(trace_id="t", seq=0, agent="a")
+    shown = Observe(trace_id="t", seq=1, agent="b", causes=(Cause(seq=0, kind="consumes"),))
+    paid = Reward(trace_id="t", seq=2, agent="env", causes=(Cause(seq=1, kind="rewards"),))
+    assert depends(Trace(Header(trace_id="t", counterpoint=1), (said, shown, paid)), 2) == ("a",)

@@ -360,6 +360,7 @@ def test_a_table_is_loaded_from_the_file_that_its_target_names(tmp_path, monkeyp
         role: msgspec.structs.replace(ref, target=f"tabular:{tmp_path / 't.json'}")
         for role, ref in trace.header.policies.items()
     }
+    assert replay(trace, env=Doors()).unacted == {"scout": 1, "leader": 1}
     named = sealed(Trace(msgspec.structs.replace(trace.header, policies=refs), trace.events))
     assert replay(named, env=Doors()) == (1, 1, 0, (), {})
 

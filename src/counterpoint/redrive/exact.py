@@ -179,9 +179,9 @@ class Listed(Run):
         """All draws are the walker's."""
         return self.chance
 
-    def then(self, event: AnyEvent) -> Listed:
-        """Another run, one event further; the environment is shared."""
-        return Listed(self.header, self.env, self.policies, (*self.events, event))
+    def after(self, events: Sequence[AnyEvent]) -> Listed:
+        """The same run after other events; the environment is shared."""
+        return Listed(self.header, self.env, self.policies, events)
 
 
 def _all_listed(team: Mapping[str, Policy]) -> dict[str, Policy]:
@@ -257,35 +257,44 @@ class _Walk:
         self.met = 0
 
     def value(self, run: Listed, known: tuple[AnyEvent, float] | None = None) -> float:
-        """Expected outcome from where `run` stands, which is moved.
+        """Expected outcome from where `run` stands, which is moved: Σ P(end) · R(end).
 
         `known` is an event that may come next, and the value after it.
         """
+        terms: list[float] = []
+        left: list[tuple[float, tuple[AnyEvent, ...], Any]] = []
+        weight = 1.0
         while True:
-            self.met += 1
-            if self.met > PREFIXES:
-                raise Refused(
-                    f"V cannot be listed, it needs fork: more than {PREFIXES} prefixes follow"
-                )
+            self._count()
             ahead = branches(run)
-            if not ahead:
-                return _outcome(run)
-            if len(ahead) > 1 or known is not None:
-                return self._mixed(run, ahead, known)
-            run.emit(ahead[0].event)
-
-    def _mixed(
-        self, run: Listed, ahead: list[Branch], known: tuple[AnyEvent, float] | None
-    ) -> float:
-        here = run.env.snapshot()
-        terms = []
-        for branch in ahead:
-            if known is not None and _same(known[0], branch.event):
-                terms.append(branch.probability * known[1])
+            if len(ahead) == 1 and known is None:
+                run.emit(ahead[0].event)
                 continue
-            run.env.restore(here if branch.state is None else branch.state)
-            terms.append(branch.probability * self.value(run.then(branch.event)))
-        return math.fsum(terms)
+            if not ahead:
+                terms.append(weight * _outcome(run))
+            here = run.env.snapshot() if ahead else None
+            for chance, event, state in ahead:
+                if known is not None and _same(known[0], event):
+                    terms.append(weight * chance * known[1])
+                else:
+                    after = here if state is None else state
+                    left.append((weight * chance, (*run.events, event), after))
+            if not left:
+                return math.fsum(terms)
+            known = None
+            weight, events, state = left.pop()
+            run.env.restore(state)
+            if ahead:  # the last one left is a continuation of this very run
+                run.emit(events[-1])
+            else:
+                run = run.after(events)
+
+    def _count(self) -> None:
+        self.met += 1
+        if self.met > PREFIXES:
+            raise Refused(
+                f"V cannot be listed, it needs fork: more than {PREFIXES} prefixes follow"
+            )
 
 
 def _same(recorded: AnyEvent, listed: AnyEvent) -> bool:

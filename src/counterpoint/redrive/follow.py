@@ -15,7 +15,7 @@ import msgspec
 
 from counterpoint.envs import ENVS, Env, make
 from counterpoint.harness import VERSION as HARNESS
-from counterpoint.harness import Run, next_event, team_of
+from counterpoint.harness import Human, Run, next_event, team_of
 from counterpoint.policies import Menu, Observation, Output, Policy, described
 from counterpoint.policies.grammar import VERSION as GRAMMAR
 from counterpoint.policies.tabular import Softmax
@@ -108,7 +108,12 @@ class Led(Run):
         return None
 
 
-def redrive(prefix: Trace, env: Env | None = None, policies: Team | None = None) -> Run:
+def redrive(
+    prefix: Trace,
+    env: Env | None = None,
+    policies: Team | None = None,
+    human: Human | None = None,
+) -> Run:
     """Bring a run to the end of a prefix: `redrive(trace[:t], env, team)` stands before event t.
 
     The environment is reset with the task's seed and taken through every recorded event; the run
@@ -119,6 +124,7 @@ def redrive(prefix: Trace, env: Env | None = None, policies: Team | None = None)
         prefix: the first events of a recorded run. It may end between two items of one act.
         env: as in `replay`; it is used, not copied.
         policies: as in `replay`.
+        human: asked, after the prefix, where a permission rule says `ask`; nobody there refuses.
 
     Raises:
         Refused: the prefix cannot be re-driven (imported, a fork without its parent, another
@@ -131,7 +137,7 @@ def redrive(prefix: Trace, env: Env | None = None, policies: Team | None = None)
     if found is not None:
         seq, what = found
         raise Refused(f"trace {prefix.trace_id} cannot be re-driven past event {seq}: {what}")
-    return Run(prefix.header, env, team, led.events)
+    return Run(prefix.header, env, team, led.events, human)
 
 
 def call_of(run: Run, result: ToolResult) -> ToolCall:
