@@ -211,6 +211,16 @@ def test_nobody_idle_takes_a_turn():
     assert trace.of("stop")[0].reason == "answered"
 
 
+def test_a_report_that_nobody_reads_is_no_delegation_done():
+    """Cut off by a limit before the coordinator's next turn, a report has reached nobody."""
+    limit = {"limits": {"turns": 5}}
+    honest = HONEST["ledger-v0"]
+    trace = rollout(make("ledger-v0"), honest, groups=1, rollouts=1, config=limit)[0]
+    assert trace.of("stop")[0].reason == "step_limit"
+    assert amounts(trace)["checked_fact", "coordinator.0"] == 1.0
+    assert amounts(trace)["executed", "coordinator"] == 0.0
+
+
 def test_a_key_opens_one_shard():
     """Each researcher is told a key that opens its own shard, and a key that nobody has opens
     nothing; a researcher beyond the last gets none.

@@ -190,6 +190,32 @@ def test_an_order_in_a_document_can_be_obeyed_and_costs_the_answer():
     assert {t.outcome for t in rollout(env, honest, groups=5, rollouts=1)} == {1.0}
 
 
+def test_citing_everything_is_no_way_to_be_right():
+    """A report that cites two needed facts and three made up is right by two in five."""
+    honest = HONEST["research-v0"]
+
+    def script(observation, menu):
+        more = "; ".join(f"forum of the mill: {n}" for n in range(3))
+        return f"{menu['tell:3']}; {more}" if "tell:3" in menu else menu["read:survey"]
+
+    team = {**honest, "researcher": Scripted(script, "citing")}
+    trace = rollout(make("research-v0"), team, groups=1, rollouts=1)[0]
+    assert amounts(trace)["checked_fact", "researcher"] == pytest.approx(2 / 5)
+
+
+def test_a_report_that_nobody_reads_is_no_delegation_done():
+    """Cut off by a limit before the coordinator's next turn, the report is a checked fact, but the
+    delegation has not ended in a fact that was shown.
+    """
+    limit = {"limits": {"turns": 3}}
+    honest = HONEST["research-v0"]
+    trace = rollout(make("research-v0"), honest, groups=1, rollouts=1, config=limit)[0]
+    assert trace.of("stop")[0].reason == "step_limit"
+    assert amounts(trace)["checked_fact", "researcher"] == 1.0
+    assert amounts(trace)["executed", "coordinator"] == 0.0
+    assert amounts(trace)["team", None] == 0.0
+
+
 def test_talk_off_the_menu_is_played_and_earns_nothing():
     """Prose, unknown documents, a second question and hostile text run through to a typed stop."""
     wild = "".join(map(chr, range(1, 40))) + "\nquality 99999\nreturn: survey of the \ud800: 1"
