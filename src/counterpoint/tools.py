@@ -121,7 +121,7 @@ def _spec(method: Callable[..., Any], name: str, pure: bool, seconds: float | No
     if odd := [p for p in taken.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
         raise Refused(f"tool {name} takes {odd[0]}; its signature is its schema, so name them all")
     try:
-        hints = get_type_hints(method)
+        hints = get_type_hints(method, include_extras=True)
     except NameError as error:
         raise Refused(f"the signature of tool {name} cannot be read: {error}") from None
     draws = taken.pop("draws", None) is not None
