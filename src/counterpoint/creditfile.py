@@ -17,10 +17,12 @@ from counterpoint.ledger import Credit
 from counterpoint.schema import Act, CreditEntry, Finding, Target, Trace
 from counterpoint.spelling import Refused, freeze
 from counterpoint.store import records
+from counterpoint.units import Units
 
 
 def entries(
     credit: Credit,
+    units: Units,
     event: Ints,
     traces: Sequence[Trace],
     *,
@@ -28,20 +30,31 @@ def entries(
     params: Mapping[str, Any],
     update: str | None = None,
 ) -> Iterator[CreditEntry]:
-    """Spell a credit per turn as lines of a credit file.
+    """Spell a credit as lines of a credit file, one per unit.
 
     Args:
-        credit: one value per row.
-        event: (rows, 2) index into `traces` and `seq` of the act, as in `Steps.event`.
+        credit: one value per unit.
+        units: what they are, from `Steps.units`.
+        event: (rows, 2) index into `traces` and `seq` of each turn's act, as in `Steps.event`.
         traces: the traces that the rows came from.
         method: its name, or file.py:function.
         params: the options it ran with.
         update: the training update that used it.
+
+    Raises:
+        Refused: credit per token, which a line cannot name.
     """
+    if units.kind == "token":
+        raise Refused(
+            "a credit file names no single token; write turns or decisions, "
+            "and spread them with Credit.tokens"
+        )
     params_raw = freeze(dict(params) or None)
-    for value, (number, seq) in zip(credit.values.tolist(), event.tolist(), strict=True):
+    values, homes = credit.values.tolist(), event[units.row].tolist()
+    for unit, (value, (number, seq)) in enumerate(zip(values, homes, strict=True)):
         trace = traces[number]
         act = trace[seq]
+        shared = units.kind in ("role", "team")  # several agents, perhaps of several versions
         yield CreditEntry(
             trace_id=trace.trace_id,
             digest=trace.digest,
@@ -50,11 +63,20 @@ def entries(
             estimand=credit.estimand,
             identified=credit.identified,
             unit=credit.unit,
-            target=Target(seq=seq),
+            target=_target(units, unit),
             value=None if np.isnan(value) else value,
-            policy_version=act.policy_version if isinstance(act, Act) else None,
+            policy_version=act.policy_version if isinstance(act, Act) and not shared else None,
             update=update,
         )
+
+
+def _target(units: Units, unit: int) -> Target:
+    """What a line is about: an event, a decision's item in it, an agent, a role; or the team."""
+    if units.kind in ("agent", "role"):
+        return Target(**{units.kind: str(units.name("label", unit))})
+    seq, item = int(units.seq[unit]), int(units.item[unit])
+    decided = units.kind == "decision" and item >= 0
+    return Target(seq=seq if seq >= 0 else None, item=item if decided else None)
 
 
 def read_entries(path: str | Path, findings: list[Finding] | None = None) -> list[CreditEntry]:
@@ -92,13 +114,20 @@ def _by_unit(lines: Iterable[CreditEntry]) -> dict[tuple[str, Target, str], Cred
         key = (entry.digest, entry.target, entry.unit)
         if key in found or len(methods) > 1:
             raise Refused(
-                f"a credit file to be scored holds one value per unit, but event "
-                f"{entry.target.seq} of trace {entry.trace_id} stands there twice"
+                f"a credit file to be scored holds one value per unit, but {_named(entry)} "
+                f"of trace {entry.trace_id} stands there twice"
                 if key in found
                 else f"a credit file to be scored holds one method, not {sorted(methods)}"
             )
         found[key] = entry
     return found
+
+
+def _named(entry: CreditEntry) -> str:
+    target = entry.target
+    if target.seq is None:
+        return f"{entry.unit} {target.agent or target.role or ''}".strip()
+    return f"event {target.seq}" + ("" if target.item is None else f", item {target.item},")
 
 
 def _credit(lines: Sequence[CreditEntry]) -> Credit:

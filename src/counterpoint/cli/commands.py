@@ -24,11 +24,12 @@ from counterpoint.recorder import Recorder
 from counterpoint.redrive import replay
 from counterpoint.rows import difference, load_batch, save_batch
 from counterpoint.save import save, trace_lines, whole_file
-from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
+from counterpoint.schema import UNITS, CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
 from counterpoint.targets import load_target
+from counterpoint.units import Units
 from counterpoint.validate import validate
 from counterpoint.world import fold
 
@@ -183,12 +184,14 @@ def credit(
     explain: Annotated[bool, typer.Option("--explain", help="Show every intermediate.")] = False,
     format_: Annotated[str | None, typer.Option("--format", help="Foreign format.")] = None,
     late: Annotated[Path | None, typer.Option("--late", help="A file of late rewards.")] = None,
+    unit: Annotated[str, typer.Option(help=f"What carries it: {', '.join(UNITS)}.")] = "turn",
+    how: Annotated[str, typer.Option(help="Of several turns: `mean` or `sum`.")] = "mean",
     out: Out = None,
     append: Append = False,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Say what every turn earned, by one method or several on the same rollouts."""
+    """Say what every turn, or another unit, earned, by one method or several on the same runs."""
     options = _options(settings)
     if path.suffix in (".npz", ".parquet"):
         _credit_batch(methods, path, options, out, force, json_)
@@ -197,25 +200,29 @@ def credit(
     kept: list[Trace] = []
     traces = render.progress(read(path, format_, findings=found), "reading")
     rewards = [r for r in side_records(late) if isinstance(r, LateReward)] if late else None
-    steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards)
+    causal = options.get("causal") is True
+    steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards, descent=causal)
+    units = steps.units(unit)
     results = {name: estimate(name, steps, **options) for name in methods.split(",")}
+    if unit != "turn":
+        results = {name: result.at(units, how) for name, result in results.items()}  # type: ignore[arg-type]
     params = {name: parameters(name, options) for name in results}
     if out and steps.event is not None:
         lines = (
             entry
             for name, result in results.items()
-            for entry in entries(result, steps.event, kept, method=name, params=params[name])
+            for entry in entries(result, units, steps.event, kept, method=name, params=params[name])
         )
         save(out, lines, append=append, force=force)
     if json_:
-        shown = [_credit_json(n, r, params[n], steps, explain) for n, r in results.items()]
+        shown = [_credit_json(n, r, params[n], steps, units, explain) for n, r in results.items()]
         render.as_json(shown[0] if len(shown) == 1 else shown)
     else:
         for name, result in results.items():
             render.line(f"{name}: {render.plain(str(result))}")
             render.line(f"  {render.plain(result.why())}")
             if explain:
-                render.explain(result, steps)
+                render.explain(result, steps, units)
     if found:
         render.note(f"{len(found)} lines could not be read; `counterpoint validate` names them")
         raise typer.Exit(1)
@@ -228,15 +235,18 @@ def _keep(traces: Iterator[Trace], kept: list[Trace]) -> Iterator[Trace]:
 
 
 def _credit_json(
-    name: str, result: Credit, params: dict[str, Any], steps: Steps, explain: bool
+    name: str, result: Credit, params: dict[str, Any], steps: Steps, units: Units, explain: bool
 ) -> dict[str, Any]:
-    assert steps.event is not None
-    names, rollout = steps.names["rollout"], steps.rollout.tolist()
-    seqs, values = steps.event[:, 1].tolist(), result.values.tolist()
+    names, rollout = steps.names["rollout"], steps.rollout[units.row].tolist()
     parts = {key: part.tolist() for key, part in result.parts.items()} if explain else {}
-    units = [
-        {"trace_id": names[r], "seq": s, "value": v, **{k: p[i] for k, p in parts.items()}}
-        for i, (r, s, v) in enumerate(zip(rollout, seqs, values, strict=True))
+    listed = [
+        {
+            "trace_id": names[rollout[i]],
+            **_place(units, i),
+            "value": value,
+            **{key: part[i] for key, part in parts.items()},
+        }
+        for i, value in enumerate(result.values.tolist())
     ]
     return {
         "method": name,
@@ -245,8 +255,19 @@ def _credit_json(
         "identified": result.identified,
         "params": params,
         "diagnostics": result.diagnostics,
-        "units": units,
+        "units": listed,
     }
+
+
+def _place(units: Units, unit: int) -> dict[str, Any]:
+    """Where a unit stands in its trace: its event, item and token, or the agent or role."""
+    if units.of is not None:
+        label = units.name("label", unit)
+        return {} if label is None else {units.kind: label}
+    columns = {"seq": units.seq, "item": units.item}
+    if units.kind == "token":
+        columns["token"] = units.start
+    return {name: int(column[unit]) for name, column in columns.items() if column[unit] >= 0}
 
 
 def _credit_batch(

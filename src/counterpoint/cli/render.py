@@ -22,6 +22,7 @@ from rich.text import Text
 from counterpoint.ledger import Credit
 from counterpoint.schema import Finding
 from counterpoint.steps import Steps
+from counterpoint.units import Units
 
 FINDINGS_SHOWN = 20
 ROWS_EXPLAINED = 20
@@ -102,8 +103,8 @@ def world(state: Mapping[str, Any]) -> None:
     pairs({name: value for name, value in state.items() if name != "agents"})
 
 
-def explain(credit: Credit, steps: Steps) -> None:
-    """Print every diagnostic, and the intermediates of the rows with the largest credit."""
+def explain(credit: Credit, steps: Steps, units: Units) -> None:
+    """Print every diagnostic, and the intermediates of the units with the largest credit."""
     pairs(credit.diagnostics)
     largest = np.argsort(-np.abs(np.nan_to_num(credit.values)), kind="stable")[:ROWS_EXPLAINED]
     table(
@@ -112,12 +113,13 @@ def explain(credit: Credit, steps: Steps) -> None:
                 "rollout": steps.label("rollout", row),
                 "step": int(steps.step[row]),
                 "agent": steps.label("agent", row),
-                "credit": float(credit.values[row]),
-                **{name: part[row].item() for name, part in credit.parts.items()},
+                **({} if units.kind == "turn" else {credit.unit: units.name("label", unit)}),
+                "credit": float(credit.values[unit]),
+                **{name: part[unit].item() for name, part in credit.parts.items()},
             }
-            for row in largest
+            for unit, row in zip(largest.tolist(), units.row[largest].tolist(), strict=True)
         ],
-        f"the {len(largest)} turns with the largest credit",
+        f"the {len(largest)} {units.kind}s with the largest credit",
     )
 
 

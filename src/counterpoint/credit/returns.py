@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from counterpoint import groups
+from counterpoint.credit.causal import causal_returns
 from counterpoint.credit.grouped import (
     Singleton,
     check_spread,
@@ -42,6 +43,7 @@ def reinforce(
     singleton: Singleton = "zero",
     sigma_floor: float = 1e-6,
     weight: Weight = "rollout",
+    causal: bool = False,
 ) -> Credit:
     """REINFORCE: the return that followed a turn, minus a baseline.
 
@@ -70,6 +72,9 @@ def reinforce(
         sigma_floor: a group whose outcomes spread at or below this counts as without signal.
         weight: whether the group's baseline counts each rollout once ("rollout") or each trainable
             turn ("step").
+        causal: sum only rewards that descend from the turn, each once however many paths lead to
+            it, its own included. Less noise; unbiased as long as what descends from a turn does not
+            hang on what the turn chose: that a message was not sent, no edge records.
 
     Returns:
         Credit per turn with parts G and baseline. Masked rows and rollouts without any scored
@@ -78,7 +83,8 @@ def reinforce(
 
     Raises:
         Refused: an option out of range; a reward on a masked row with no trainable row before it; a
-            trainable row without a value under "critic"; a group of one with singleton="error".
+            trainable row without a value under "critic"; a group of one with singleton="error";
+            `causal` without `descends`, or with `step_return`.
 
     Differs from verl's REINFORCE++, which starts the return anew after a masked position.
     """
@@ -87,6 +93,8 @@ def reinforce(
             f"baseline is {baseline!r}; it is none, constant, group, leave_one_out or critic"
         )
     G = returns(steps, gamma, masked_reward)
+    if causal:
+        G = only_scored(steps, causal_returns(steps, gamma, masked_reward != "drop"))
     _, sigma, scored = steps.moments(steps.outcome)
     about = group_diagnostics(steps, sigma > sigma_floor, scored)
     alone = single(steps.group, scored)
@@ -106,11 +114,17 @@ def reinforce(
         about["effective_sample_size"] = int(scored.sum())
     return Credit(
         only_trainable(steps, advantage),
-        estimand="seqau" if baseline == "critic" else "outcome",
-        identified="assumption:true_value" if baseline == "critic" else "heuristic",
+        estimand="seqau" if baseline == "critic" and not causal else "outcome",
+        identified=_assumed(baseline, causal),
         parts={"G": G, "baseline": b},
         diagnostics=about,
     )
+
+
+def _assumed(baseline: Baseline, causal: bool) -> str:
+    if causal:
+        return "assumption:descent"
+    return "assumption:true_value" if baseline == "critic" else "heuristic"
 
 
 def reinforce_pp(
