@@ -154,8 +154,10 @@ def gigpo(
     ddof: int = 1,
     eps: float = 1e-6,
     floor: float = 1e-6,
+    step_unit: str = "event",
 ) -> list[float]:
-    episode, G = grpo(steps, normalize_std, ddof, eps, floor), returns(steps, gamma)
+    episode = grpo(steps, normalize_std, ddof, eps, floor)
+    G = returns(steps, gamma) if step_unit == "event" else env_returns(steps, gamma)
     rows = [row for row in range(len(steps)) if scored(steps, row)]
     keys = [anchor_key(steps, row) if steps.anchor[row] >= 0 else ("alone", row) for row in rows]
     each = compared([G[row] for row in rows], keys, normalize_std, ddof, eps, floor)
@@ -187,3 +189,210 @@ def ratio(new: float, old: float, A: float, low: float, high: float) -> tuple[fl
 
     tiny = 1e-7 * rho
     return rho, A != 0 and loss(rho - tiny) == loss(rho) == loss(rho + tiny)
+
+
+# ---------------------------------------------------------------------------------------------
+# Against the others
+
+
+def rloo(steps: Steps) -> list[float]:
+    """Each scored rollout against the mean of the others, which are listed."""
+    out = [NAN] * len(steps)
+    for row in range(len(steps)):
+        if scored(steps, row):
+            group = [
+                float(steps.outcome[rows[0]])
+                for r, rows in rows_of(steps).items()
+                if steps.group[rows[0]] == steps.group[row] and r != steps.rollout[row]
+            ]
+            others = [v for v in group if not math.isnan(v)]
+            own = float(steps.outcome[row])
+            out[row] = own - math.fsum(others) / len(others) if others else 0.0
+    return out
+
+
+def reinforce_pp(steps: Steps, gamma: float, baseline: str | None) -> list[float]:
+    """What is whitened is written down first, then whitened."""
+    centred = grpo(steps, normalize_std=False, floor=-1.0)
+    x = returns(steps, gamma) if baseline is None else centred
+    known = [v for v in x if not math.isnan(v)]
+    mean = math.fsum(known) / len(known)
+    variance = math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)
+    return [(v - mean) / math.sqrt(variance + 1e-8) for v in x]
+
+
+def grpo_process(steps: Steps, order: str, normalize_std: bool, ddof: int) -> list[float]:
+    """Pools the rewards, or their sums, of a group's turns."""
+    reward, out = reward_of(steps), [NAN] * len(steps)
+    lines = {r: rows for r, rows in rows_of(steps).items() if scored(steps, rows[0])}
+    x = {row: reward[row] for rows in lines.values() for row in rows}
+    if order == "sum_then_normalize":
+        x = {
+            row: math.fsum(reward[later] for later in rows[i:])
+            for rows in lines.values()
+            for i, row in enumerate(rows)
+        }
+    group = [int(steps.group[row]) for row in x]
+    each = dict(
+        zip(x, compared([*x.values()], group, normalize_std, ddof, 1e-6, 1e-6), strict=True)
+    )
+    for rows in lines.values():
+        alone = [r for r in lines.values() if steps.group[r[0]] == steps.group[rows[0]]] == [rows]
+        for i, row in enumerate(rows):
+            onward = rows[i : i + 1] if order == "sum_then_normalize" else rows[i:]
+            out[row] = 0.0 if alone else math.fsum(each[later] for later in onward)
+    return out
+
+
+def env_returns(steps: Steps, gamma: float) -> list[float]:
+    """One return for all rows of an environment step, a factor γ from step to step."""
+    reward, out = reward_of(steps), [NAN] * len(steps)
+    for rows in rows_of(steps).values():
+        ticks = sorted({int(steps.env_step[row]) for row in rows})
+        for row in rows:
+            if scored(steps, row):
+                here = ticks.index(int(steps.env_step[row]))
+                out[row] = math.fsum(
+                    gamma ** (ticks.index(int(steps.env_step[r])) - here) * reward[r]
+                    for r in rows
+                    if steps.env_step[r] >= steps.env_step[row]
+                )
+    return out
+
+
+def magrpo(steps: Steps, gamma: float) -> list[float]:
+    """Each rollout's return at an environment step against all rollouts that have that step."""
+    G, out = env_returns(steps, gamma), [NAN] * len(steps)
+    for row in range(len(steps)):
+        if scored(steps, row):
+            there = {
+                int(steps.rollout[r]): G[r]
+                for r in range(len(steps))
+                if scored(steps, r)
+                and steps.group[r] == steps.group[row]
+                and steps.env_step[r] == steps.env_step[row]
+            }
+            mean, std = spread(list(there.values()), 1)
+            out[row] = G[row] - mean if std > 1e-6 else 0.0
+    return out
+
+
+def dr_mas(steps: Steps, by: str, ddof: int) -> list[float]:
+    """z-scores over the rows of equal group and agent (or role)."""
+    rows = [row for row in range(len(steps)) if scored(steps, row)]
+    keys = [(int(steps.group[row]), int(getattr(steps, by)[row])) for row in rows]
+    outcome = [float(steps.outcome[row]) for row in rows]
+    each = dict(zip(rows, compared(outcome, keys, True, ddof, 1e-6, 1e-6), strict=True))
+    return [each.get(row, NAN) for row in range(len(steps))]
+
+
+def calls_of(steps: Steps, by: str, main: int) -> dict[int, dict[tuple, list[int]]]:
+    """Rollout → calls → their scored rows; a call is (who, agent, main turns before it)."""
+    found: dict[int, dict[tuple, list[int]]] = {}
+    for rollout in sorted(set(steps.rollout.tolist())):
+        turns = 0
+        rows = [row for row in range(len(steps)) if steps.rollout[row] == rollout]
+        for row in sorted(rows, key=lambda i: steps.step[i]):
+            who = int(getattr(steps, by)[row])
+            turns += who == main
+            key = (who,) if who == main else (who, int(steps.agent[row]), turns)
+            if scored(steps, row):
+                found.setdefault(rollout, {}).setdefault(key, []).append(row)
+    return found
+
+
+def m_grpo(steps: Steps, by: str, main: int) -> tuple[list[float], list[float]]:
+    """Advantages and loss weights by nested means, rollout by rollout."""
+    values, weights = [NAN] * len(steps), [NAN] * len(steps)
+    calls = calls_of(steps, by, main)
+    group_of = {r: int(steps.group[next(iter(c.values()))[0]]) for r, c in calls.items()}
+    for group in set(group_of.values()):
+        for who in {key[0] for r, own in calls.items() if group_of[r] == group for key in own}:
+            lists = [
+                [rows for key, rows in own.items() if key[0] == who]
+                for r, own in calls.items()
+                if group_of[r] == group
+            ]
+            lists = [own for own in lists if own]
+            R = [[float(steps.outcome[rows[0]]) for rows in own] for own in lists]
+            mu = math.fsum(math.fsum(own) / len(own) for own in R) / len(R)
+            square = [math.fsum((v - mu) ** 2 for v in own) / len(own) for own in R]
+            sigma = math.sqrt(math.fsum(square) / len(R))
+            for own, outcomes in zip(lists, R, strict=True):
+                for rows, outcome in zip(own, outcomes, strict=True):
+                    for row in rows:
+                        values[row] = (outcome - mu) / (sigma + 1e-6) if sigma > 1e-6 else 0.0
+                        weights[row] = 1 / (len(R) * len(own))
+    return values, weights
+
+
+def fold_grpo(steps: Steps, form: str, process: list[float], unit_sigma: bool) -> list[float]:
+    """The clipped outcome against the group, or flags in place of the advantage."""
+    plain, out = grpo(steps), [NAN] * len(steps)
+    for row in range(len(steps)):
+        if not scored(steps, row):
+            continue
+        heads = [rows[0] for rows in rows_of(steps).values()]
+        group = [r for r in heads if steps.group[r] == steps.group[row] and scored(steps, r)]
+        mean, std = spread([float(steps.outcome[r]) for r in group], 1)
+        Q, R = process[row], float(steps.outcome[row])
+        if form == "code":
+            low, high = min(plain[r] for r in group), max(plain[r] for r in group)
+            bad, good = (-1.0 if low >= 0 else low), (1.0 if high <= 0 else high)
+            out[row] = bad if Q < 0 else good if Q > 0 else plain[row]
+        elif len(group) == 1:
+            out[row] = 0.0
+        elif std > 1e-6:
+            out[row] = (max(0.0, min(1.0, R + Q)) - mean) / (std + 1e-6)
+        else:
+            out[row] = max(0.0, min(1.0, R + Q)) - max(0.0, min(1.0, R)) if unit_sigma else 0.0
+    return out
+
+
+# ---------------------------------------------------------------------------------------------
+# Two levels
+
+
+def segments_of(steps: Steps) -> dict[int, list[list[int]]]:
+    """Rollout → segments → trainable rows; a start on a masked row waits for the next one."""
+    found: dict[int, list[list[int]]] = {}
+    for rollout in set(steps.rollout.tolist()):
+        rows = [row for row in range(len(steps)) if steps.rollout[row] == rollout]
+        new = True
+        for row in sorted(rows, key=lambda i: steps.step[i]):
+            new = new or bool(steps.segment_start[row])
+            if scored(steps, row):
+                if new:
+                    found.setdefault(rollout, []).append([])
+                found[rollout][-1].append(row)
+                new = False
+    return found
+
+
+def hiper(
+    steps: Steps, level: str, form: str, gamma: float, lam_turn: float, lam_seg: float
+) -> list[float]:
+    """Each level as its own recursion, backwards."""
+    reward, out = reward_of(steps), [NAN] * len(steps)
+    low, high = steps.value, steps.value_high
+    for segments in segments_of(steps).values():
+        next_high, next_credit = 0.0, 0.0
+        for k, rows in reversed(list(enumerate(segments))):
+            follow, state, left = 0.0, next_high, next_high
+            for i, row in reversed(list(enumerate(rows))):
+                left = reward[row] + gamma * left
+                delta = reward[row] + gamma * state - low[row]
+                follow = delta + gamma * lam_turn * follow
+                state = low[row]
+                if level == "low":
+                    out[row] = follow
+                elif level == "switch" and form == "code":
+                    out[row] = left - low[row]
+                elif level == "switch" and (k, i) != (0, 0):
+                    out[row] = high[row] - low[row]
+            gain = left - high[rows[0]]
+            next_credit = gain + gamma ** len(rows) * lam_seg * next_credit
+            next_high = high[rows[0]]
+            if level == "high":
+                out[rows[0]] = next_credit
+    return out
