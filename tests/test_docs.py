@@ -94,22 +94,36 @@ def test_every_part_and_diagnostic_of_a_method_is_defined(name):
     page = (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: method {name} -->" in page
     defined = page + (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    for steps in (eight_rows(np.arange(8) % 3), eight_rows([1, 1, 0, 0, 1, 1, 1, 1])):
+        for options in VARIANTS.get(name, [{}]):
+            credit = ppo_ratio(steps, estimate(name, steps, **options))
+            printed = (*credit.parts, *credit.diagnostics)
+            assert not [word for word in printed if f"`{word}`" not in defined]
+
+
+VARIANTS = {
+    "gae": [{}, {"values": "mc"}],
+    "hiper": [{}, {"level": "high"}, {"level": "switch"}],
+    "reinforce_pp": [{}, {"baseline": "group"}],
+}
+"""Options under which a method prints something else."""
+
+
+def eight_rows(reward) -> Steps:
+    """Two groups of two rollouts of two turns, with every column that a method may need."""
     row = np.arange(8)
-    steps = Steps.from_columns(
+    return Steps.from_columns(
         group=["a"] * 4 + ["b"] * 4,
         rollout=row // 2,
-        reward=row % 3,
+        reward=reward,
         anchor=[f"s{r % 2}" for r in row],
         value=row / 8,
+        value_high=row / 9,
+        segment_start=row % 2 == 0,
         logprob=-row / 4,
         logprob_new=-row / 5,
         state_digest=[f"d{r % 3}" for r in row],
     )
-    variants = [{}, {"values": "mc"}] if name == "gae" else [{}]
-    for options in variants:
-        credit = ppo_ratio(steps, estimate(name, steps, **options))
-        missing = [w for w in (*credit.parts, *credit.diagnostics) if f"`{w}`" not in defined]
-        assert not missing
 
 
 def test_every_estimand_is_put_into_words():
