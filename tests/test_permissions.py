@@ -42,7 +42,7 @@ def reference(rules, allowed, role, name, trust):
 
 @pytest.mark.parametrize("length", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_combination_against_the_reference(length):
-    """P14: all lists of up to three rules of 24, for two roles, names and labels, and three lists."""
+    """P14: all lists of up to three rules of 24, for two roles, names, labels, three lists."""
     for rules in product(RULES, repeat=length):
         for role, name, trust, allowed in product(ROLES, NAMES, LABELS, ((), ("look",), NAMES)):
             asked = (rules, allowed, role, name, trust)
