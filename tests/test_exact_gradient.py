@@ -44,6 +44,8 @@ gae = partial(estimate, "gae", gamma=1.0)
 grpo = partial(estimate, "grpo")
 mean_only = partial(estimate, "grpo", normalize_std=False)
 gigpo = partial(estimate, "gigpo", normalize_std=False, gamma=1.0)
+process = partial(estimate, "grpo_process", normalize_std=False)
+magrpo = partial(estimate, "magrpo", gamma=1.0)
 
 
 def cosine(a, b) -> float:
@@ -86,7 +88,9 @@ UNBIASED = {
     "gae, λ 0": partial(gae, gae_lambda=0.0),
     "gae, λ .7": partial(gae, gae_lambda=0.7),
     "gae, λ 1": partial(gae, gae_lambda=1.0),
+    "reinforce, the others by turn": partial(reinforce, baseline="leave_one_out", weight="step"),
     "grpo, mean only × G/(G − 1)": partial(mean_only, unbias=True),
+    "rloo": partial(estimate, "rloo"),
 }
 
 
@@ -247,6 +251,51 @@ def test_centring_per_turn_index_can_point_the_wrong_way():
         np.testing.assert_allclose(expected_gradient(game, mean_only, 2), exact / 2, atol=1e-12)
     assert np.sum(np.less(off, 0)) > 10
     assert np.median(off) < 0.99
+
+
+def step_part(steps: Steps) -> Credit:
+    """GiGPO's A_S alone; on T16 an anchor is a turn index."""
+    credit = gigpo(steps)
+    return replace(credit, values=credit.parts["step"])
+
+
+PER_TURN = {
+    "process supervision": process,
+    "process supervision, summed first": partial(process, order="sum_then_normalize"),
+    "magrpo": magrpo,
+    "gigpo's step part": step_part,
+    "dr_mas": partial(estimate, "dr_mas"),
+    "grpo by turn": partial(mean_only, weight="step"),
+    "reinforce, group by turn": partial(reinforce, baseline="group", weight="step"),
+}
+"""Methods whose mean is taken over turns, so that it depends on when rollouts stopped."""
+
+
+@pytest.mark.parametrize("rollouts", [2, 3, 4])
+@pytest.mark.parametrize("method", PER_TURN.values(), ids=PER_TURN.keys())
+def test_means_over_turns_are_biased_where_stopping_is_an_act(method, rollouts):
+    """On T16 with pay per turn they are no multiple of the gradient: the second decision to stop
+    gets another share than the first, or both get nothing.
+    """
+    game = SMALL["paid per turn"]
+    got = expected_gradient(game, method, rollouts)[:2, 1] / policy_gradient(game)[:2, 1]
+    assert abs(got[0] - got[1]) > 0.05 or np.abs(got).max() < 1e-12
+
+
+def test_magrpo_shrinks_a_turn_by_who_else_got_there():
+    """Of two rollouts both reach the first turn: half of the gradient. The second is reached by the
+    other one with probability π(go | 0): π(go | 0)/2 of it.
+    """
+    game = SMALL["paid per turn"]
+    got = expected_gradient(game, magrpo, 2)[:2, 1] / policy_gradient(game)[:2, 1]
+    np.testing.assert_allclose(got, [1 / 2, game.policy[0, 1] / 2], atol=1e-12)
+
+
+def test_process_supervision_is_blind_to_pay_per_turn():
+    """Every reward is 1, the group's mean: credit 0 for the rollout of one turn and of three."""
+    steps = Steps.from_columns(rollout=[0, 1, 1, 1], reward=[1, 1, 1, 1])
+    assert process(steps).values.tolist() == [0, 0, 0, 0]
+    assert estimate("rloo", steps).values.tolist() == [-2, 2, 2, 2]
 
 
 # ---------------------------------------------------------------------------------------------
