@@ -9,6 +9,7 @@ from counterpoint.credit.folded import fold_grpo
 from counterpoint.credit.grouped import grpo, rloo
 from counterpoint.credit.hierarchy import hiper
 from counterpoint.credit.returns import reinforce, reinforce_pp
+from counterpoint.credit.stacking import stack
 from counterpoint.credit.table import METHODS, Method, estimate, method, parameters
 from counterpoint.credit.teams import dr_mas, m_grpo
 from counterpoint.credit.turnwise import grpo_process, magrpo
@@ -35,4 +36,5 @@ __all__ = [
     "reinforce_pp",
     "rloo",
     "score",
+    "stack",
 ]
