@@ -185,7 +185,7 @@ def menu_of(env: Env, agent: str) -> tuple[tuple[str, str], ...] | None:
     try:
         fault = _menu_fault(pairs)
     except TypeError:  # what cannot be hashed
-        fault = "has an entry that is no text"
+        fault = "has an entry which is no text"
     if fault:
         raise Refused(f"{env.id}: legal({agent!r}) {fault}")
     return pairs
