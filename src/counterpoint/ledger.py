@@ -25,7 +25,8 @@ class Credit:
         estimand: the quantity that is estimated, by its name on the methods page.
         identified: `randomised`, `overlap`, `assumption:NAME`, `heuristic` or `not`.
         parts: every intermediate under its formula's name, each of shape (rows,).
-        diagnostics: sample sizes and counts; `effective_sample_size` is always among them.
+        diagnostics: sample sizes and counts, `effective_sample_size` always among them; `advice`,
+            where it is there, holds sentences about what looks mistaken in the rows.
     """
 
     values: Floats
@@ -58,7 +59,8 @@ class Credit:
             for k, v in self.diagnostics.items()
             if isinstance(v, int | float) and (v or k in _ALWAYS_SHOWN)
         }
-        return " · ".join([head, *(f"{k} {v:.6g}" for k, v in shown.items())])
+        advice = self.diagnostics.get("advice", ())
+        return " · ".join([head, *(f"{k} {v:.6g}" for k, v in shown.items()), *advice])
 
     @property
     def credited(self) -> Bools:

@@ -281,12 +281,17 @@ def lone(steps: Steps, raw: Floats, advantage: Floats, alone: Bools, singleton: 
 
 
 def group_diagnostics(
-    steps: Steps, alive: Bools, scored: Floats, sample: int | None = None
+    steps: Steps,
+    alive: Bools,
+    scored: Floats,
+    sample: int | None = None,
+    compares: bool = True,
 ) -> dict[str, Any]:
     """Sample sizes of a comparison within groups, and advice where the table looks mistaken.
 
     `alive` (groups,) says which have spread, `scored` (groups,) counts what was compared in each.
-    `effective_sample_size` is `sample` or else the number of those in groups with spread.
+    `effective_sample_size` is `sample` or else the number of those in groups with spread. Without
+    `compares` groups are only reported, and a group for every rollout is no mistake.
     """
     unscored = steps.unscored
     said: dict[str, Any] = {
@@ -299,7 +304,7 @@ def group_diagnostics(
     }
     if copied := rewards_copied(steps):
         said["reward_copied"] = copied
-    if advice := _advice(steps, said):
+    if advice := _advice(steps, said, compares):
         said["advice"] = advice
     return said
 
@@ -327,12 +332,12 @@ def rewards_copied(steps: Steps) -> int:
     return int(np.count_nonzero(long & paid)) if alike[long & paid].all() else 0
 
 
-def _advice(steps: Steps, said: dict[str, Any]) -> tuple[str, ...]:
+def _advice(steps: Steps, said: dict[str, Any], compares: bool) -> tuple[str, ...]:
     """What a person should look at, in sentences."""
     found = []
     if len(steps) and not steps.mask.any():
         found.append("column mask is false on every row, so nothing is credited")
-    if 1 < said["groups"] == said["singletons"]:
+    if compares and 1 < said["groups"] == said["singletons"]:
         found.append(
             "every group holds one rollout, so nothing is compared; let column group be the task, "
             "not the trajectory"

@@ -1,0 +1,178 @@
+"""Bad input to credit: refused with column and row, or taken and flagged in words."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from counterpoint.credit import METHODS, dr_mas, estimate, gae, gigpo, grpo, ppo_ratio, reinforce
+from counterpoint.credit.grouped import rewards_copied
+from counterpoint.spelling import Refused
+from counterpoint.steps import Steps
+
+NAN = math.nan
+COPIED = "column reward says the same on every turn"
+APART = "every group holds one rollout, so nothing is compared"
+
+
+def table(**columns) -> Steps:
+    """Four rollouts of two turns in two groups, with every column that some method needs."""
+    plain = {
+        "group": ["q", "q", "q", "q", "p", "p", "p", "p"],
+        "rollout": [0, 0, 1, 1, 2, 2, 3, 3],
+        "step": [0, 1] * 4,
+        "reward": [0, 1, 0, 0, 0, 1, 0, 0],
+        "anchor": ["s", "t"] * 4,
+        "value": [0.5] * 8,
+        "value_high": [0.5] * 8,
+        "segment_start": [1, 0] * 4,
+        "logprob": [-1.0] * 8,
+    }
+    return Steps.from_columns(**{k: v for k, v in (plain | columns).items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"reward": [1] * 7}, "column reward has 7 rows where rollout has 8 rows"),
+        ({"value": [1] * 9}, "column value has 9 rows where rollout has 8 rows"),
+        ({"reward": [0, math.inf, *[0] * 6]}, "column reward, row 1: inf is infinite"),
+        ({"reward": [0, -math.inf, *[0] * 6]}, "column reward, row 1: -inf is infinite"),
+        ({"reward": [*[0] * 6, "good", 0]}, "column reward, row 6: 'good' is not a number"),
+        ({"value_high": [0, 0, "x", *[0] * 5]}, "column value_high, row 2: 'x' is not a number"),
+        ({"outcome": [1j] * 8, "reward": None}, "column outcome, row 0: 1j is not a number"),
+        ({"step": [0, -1] * 4}, "column step, row 1: -1 is no whole number from 0 up"),
+        ({"step": [0, NAN] * 4}, "column step, row 1: nan is no whole number"),
+        ({"env_step": [0, -1] * 4}, "column env_step, row 1: -1 is no whole number"),
+        ({"step": [0, 0] * 4}, "column step, row 1: step 0 of rollout 0 stands twice"),
+        ({"logprob": [-1, 0.25, *[-1] * 6]}, "column logprob, row 1: 0.25 is above 0"),
+        ({"logprob_new": [0.5] + [-1] * 7}, "column logprob_new, row 0: 0.5 is above 0"),
+        ({"mask": [1, 1, 5, *[1] * 5]}, "column mask, row 2: 5 is neither true nor false"),
+        ({"segment_start": [0.5] * 8}, "column segment_start, row 0: 0.5 is neither true nor"),
+        ({"outcome": [1, 2] * 4}, "column outcome, row 1: 2 differs from another row"),
+        ({"group": [["q"]] * 8}, "column group, row 0: a list cannot be a label"),
+    ],
+)
+def test_a_column_that_is_wrong_is_refused_with_its_row(columns, says):
+    """Lengths, infinities, texts, negative steps, logprobs above 0: one sentence, no traceback."""
+    with pytest.raises(Refused, match=says):
+        table(**columns)
+
+
+def test_a_missing_reward_is_no_number_and_no_error():
+    """NaN and None mean that nothing was scored: the rollout leaves its group, and is counted."""
+    for missing in (NAN, None):
+        credit = grpo(table(reward=[missing, missing, 0, 0, 0, 1, 0, 0]))
+        assert np.isnan(credit.values[:2]).all()
+        assert credit.diagnostics["unscored"] == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_in_any_order_and_rows_that_are_missing(name):
+    """Unsorted rows give the same credit; no rows give none."""
+    steps, order = table(), [5, 0, 7, 2, 1, 6, 3, 4]
+    columns = ("group", "rollout", "step", "reward", "anchor", "value", "value_high")
+    moved = {c: np.asarray(getattr(steps, c))[order] for c in (*columns, "segment_start")}
+    values = estimate(name, table(**moved, logprob=None)).values
+    np.testing.assert_allclose(values, estimate(name, steps).values[order], atol=1e-12)
+    empty = {c: [] for c in (*columns, "segment_start")}
+    assert len(estimate(name, Steps.from_columns(**empty))) == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_everything_masked_is_said(name):
+    """Nothing is credited, and the sentence names the column that did it."""
+    credit = estimate(name, table(mask=[False] * 8))
+    assert np.isnan(credit.values).all()
+    assert "column mask is false on every row, so nothing is credited" in str(credit)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "hiper"])
+def test_a_group_for_every_rollout_is_said(name):
+    """Grouped by trajectory id nothing can be compared: counted, and said in a sentence."""
+    steps = table(group=[0, 0, 1, 1, 2, 2, 3, 3])
+    if name in ("dr_mas", "m_grpo", "magrpo"):
+        steps = table(group=[0, 1, 2, 3], rollout=[0, 1, 2, 3], **one_turn())
+    credit = estimate(name, steps)
+    assert credit.diagnostics["singletons"] == credit.diagnostics["groups"]
+    assert APART in str(credit)
+    assert APART not in str(estimate(name, table()))
+
+
+def one_turn() -> dict[str, list]:
+    rest = ("step", "anchor", "value", "value_high", "segment_start", "logprob")
+    return {"reward": [1, 0, 1, 0], **dict.fromkeys(rest)} | {"anchor": ["s"] * 4, "value": [0] * 4}
+
+
+def test_one_task_with_four_trajectory_ids():
+    """Rewards 1, 0, 1, 0: by task ±.866; by trajectory four singletons, raw only when asked."""
+    columns = {"rollout": list("wxyz"), "reward": [1, 0, 1, 0]}
+    task = grpo(Steps.from_columns(group=["q"] * 4, **columns))
+    np.testing.assert_allclose(task.values, [0.866, -0.866, 0.866, -0.866], atol=1e-4)
+    alone = Steps.from_columns(group=list("wxyz"), **columns)
+    assert grpo(alone).values.tolist() == [0, 0, 0, 0]
+    assert grpo(alone, singleton="raw").values.tolist() == [1, 0, 1, 0]
+    assert "group be the task, not the trajectory" in str(grpo(alone))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_final_reward_copied_to_every_turn_is_said(name):
+    """Both rewarded rollouts carry their reward on both turns: two are counted, and it is said."""
+    credit = estimate(name, table(reward=[1, 1, 0, 0, 1, 1, 0, 0]))
+    assert credit.diagnostics["reward_copied"] == 2
+    assert COPIED in str(credit)
+    assert "reward_copied" not in estimate(name, table()).diagnostics
+
+
+@pytest.mark.parametrize(
+    ("reward", "copied"),
+    [
+        ([1, 1, 0, 0, 0.5, 0.5, 0, 0], 2),
+        ([1, 1, 0, 1, 0, 0, 0, 0], 0),  # one rollout tells its turns apart
+        ([0, 1, 0, 1, 0, 1, 0, 0], 0),
+        ([0, 0, 0, 0, 0, 0, 0, 0], 0),
+        ([-1, -1, 0, 0, 0, 0, 0, 0], 1),
+        ([1, 1, 0, 0, -0.5, 0.5, 0, 0], 0),
+    ],
+)
+def test_what_counts_as_copied(reward, copied):
+    """One reward, not 0, on every turn of each rewarded rollout; in any order of rows."""
+    steps = table(reward=reward)
+    assert rewards_copied(steps) == copied
+    back = {c: np.asarray(getattr(steps, c))[::-1] for c in ("group", "rollout", "step", "reward")}
+    assert rewards_copied(Steps.from_columns(**back)) == copied
+
+
+def test_a_reward_for_one_turn_is_no_copy():
+    """A rollout of one turn cannot repeat itself, and long ones beside it still can."""
+    assert rewards_copied(Steps.from_columns(rollout=[0, 1], reward=[1, 1])) == 0
+    assert rewards_copied(Steps.from_columns(rollout=[0, 1, 1], reward=[1, 1, 1])) == 1
+
+
+def test_two_roles_with_ids_of_their_own():
+    """Two roles in four rollouts, ids that differ per rollout: by role there are four of each."""
+    steps = Steps.from_columns(
+        rollout=np.repeat(np.arange(4), 2),
+        agent=[f"{role}_{run}" for run in range(4) for role in ("planner", "solver")],
+        role=["planner", "solver"] * 4,
+        outcome=np.repeat([1, 0, 1, 0], 2),
+    )
+    assert dr_mas(steps, by="role").parts["n"].tolist() == [4] * 8
+    assert dr_mas(steps).diagnostics["singletons"] == 8
+    assert APART in str(dr_mas(steps))
+
+
+def test_a_missing_need_says_which_and_how():
+    """Rewards that differ and no logprobs, values or anchors: the sentence names the column."""
+    bare = table(anchor=None, value=None, logprob=None, segment_start=None, value_high=None)
+    for run, column in (
+        (gae, "value"),
+        (gigpo, "anchor"),
+        (lambda steps: steps.need("logprob"), "logprob"),
+        (lambda steps: estimate("hiper", steps), "segment_start"),
+    ):
+        with pytest.raises(Refused, match=rf"needs the column {column}, which is missing: give"):
+            run(bare)
+    assert ppo_ratio(bare, reinforce(bare)).diagnostics["ratio"] == "not available"
