@@ -89,7 +89,11 @@ def test_everything_masked_is_said(name):
     assert "column mask is false on every row, so nothing is credited" in str(credit)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "hiper"])
+ALONE = {"reinforce", "reinforce_pp", "gae", "hiper"}
+"""Methods that compare no rollout with another unless asked to."""
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ALONE])
 def test_a_group_for_every_rollout_is_said(name):
     """Grouped by trajectory id nothing can be compared: counted, and said in a sentence."""
     steps = table(group=[0, 0, 1, 1, 2, 2, 3, 3])
@@ -99,6 +103,15 @@ def test_a_group_for_every_rollout_is_said(name):
     assert credit.diagnostics["singletons"] == credit.diagnostics["groups"]
     assert APART in str(credit)
     assert APART not in str(estimate(name, table()))
+
+
+def test_methods_that_compare_nothing_do_not_mind():
+    """One rollout a task is no mistake where there is no baseline, and one where there is."""
+    steps = table(group=[0, 0, 1, 1, 2, 2, 3, 3])
+    for name in ALONE:
+        assert APART not in str(estimate(name, steps))
+    for name, baseline in (("reinforce", "leave_one_out"), ("reinforce_pp", "group")):
+        assert APART in str(estimate(name, steps, baseline=baseline))
 
 
 def one_turn() -> dict[str, list]:

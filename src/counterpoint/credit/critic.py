@@ -187,8 +187,7 @@ def _on_rows(steps: Steps, chain: Chain, part: Floats) -> Floats:
 
 def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:
     _, sigma, scored = steps.moments(steps.outcome)
-    about = group_diagnostics(steps, sigma > sigma_floor, scored)
-    about["effective_sample_size"] = int(scored.sum())
+    about = group_diagnostics(steps, sigma > sigma_floor, scored, int(scored.sum()), compares=False)
     if values != "given":
         counted = steps.mask & ~np.isnan(steps.outcome)
         about |= sample_sizes(steps, counted, anchor_groups(steps, KEY))

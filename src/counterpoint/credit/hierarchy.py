@@ -91,7 +91,7 @@ def hiper(
     else:
         values, parts = _switch(two, form)
     _, sigma, scored = steps.moments(steps.outcome)
-    about = group_diagnostics(steps, sigma > sigma_floor, scored, int(scored.sum()))
+    about = group_diagnostics(steps, sigma > sigma_floor, scored, int(scored.sum()), compares=False)
     choice = level == "switch" and form == "paper"
     return Credit(
         _spread(steps, two, values),

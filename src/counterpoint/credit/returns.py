@@ -96,7 +96,9 @@ def reinforce(
     if causal:
         G = only_scored(steps, causal_returns(steps, gamma, masked_reward != "drop"))
     _, sigma, scored = steps.moments(steps.outcome)
-    about = group_diagnostics(steps, sigma > sigma_floor, scored)
+    compares = baseline in ("group", "leave_one_out")
+    sample = None if compares else int(scored.sum())
+    about = group_diagnostics(steps, sigma > sigma_floor, scored, sample, compares)
     alone = single(steps.group, scored)
     if baseline == "group":
         b = steps.mean(G, weight)
@@ -108,10 +110,8 @@ def reinforce(
     else:
         b = np.full(len(steps), constant if baseline == "constant" else 0.0)
     advantage = G - b
-    if baseline in ("group", "leave_one_out"):
+    if compares:
         lone(steps, G, advantage, alone, singleton)
-    else:
-        about["effective_sample_size"] = int(scored.sum())
     return Credit(
         only_trainable(steps, advantage),
         estimand="seqau" if baseline == "critic" and not causal else "outcome",
@@ -185,7 +185,8 @@ def reinforce_pp(
         parts = {"G": x}
     values, centre, deviation = whitened(x, sigma_floor)
     spread = {"batch_mean": np.full(len(x), centre), "batch_std": np.full(len(x), deviation)}
-    about = group_diagnostics(steps, sigma > sigma_floor, scored, sample=int(scored.sum()))
+    alive, sample = sigma > sigma_floor, int(scored.sum())
+    about = group_diagnostics(steps, alive, scored, sample, compares=baseline == "group")
     return Credit(values, estimand="outcome", parts={**parts, "x": x, **spread}, diagnostics=about)
 
 
