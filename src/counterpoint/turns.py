@@ -116,8 +116,8 @@ def _rows(trace: Trace) -> list[Turn]:
                     n_tokens=len(tokens) if tokens else event.tokens_out or 0,
                     time=event.t_start,
                     valid=bool(event.items) or not parsed,
-                    menu=shown and _labels(shown),
-                    action=shown and _chosen(shown, event),
+                    menu=_labels(shown) if shown else None,
+                    action=_chosen(shown, event) if shown else None,
                 )
             )
     return rows

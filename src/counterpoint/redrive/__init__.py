@@ -5,6 +5,7 @@ from counterpoint.redrive.contract import Checked, check_env
 from counterpoint.redrive.edits import depends
 from counterpoint.redrive.exact import ActValue, credit_of, value_of, values_along
 from counterpoint.redrive.follow import redrive
+from counterpoint.redrive.tree import credits_of
 
 __all__ = [
     "ActValue",
@@ -13,6 +14,7 @@ __all__ = [
     "Replayed",
     "check_env",
     "credit_of",
+    "credits_of",
     "depends",
     "redrive",
     "replay",

@@ -56,7 +56,7 @@ def value_of(prefix: Trace, env: Env | None = None, policies: Team | None = None
             says why it needs fork; or a run ends unscored.
     """
     run = redrive(prefix, env, policies)
-    return _Walk().value(Listed(run.header, run.env, _all_listed(run.policies), run.events))
+    return _Walk().value(Listed(run.header, run.env, all_listed(run.policies), run.events))
 
 
 def values_along(trace: Trace, env: Env | None = None, policies: Team | None = None) -> list[float]:
@@ -68,7 +68,7 @@ def values_along(trace: Trace, env: Env | None = None, policies: Team | None = N
     Arguments and errors as in `value_of`.
     """
     env = env_for(trace.header, env)
-    team = _all_listed(team_for(trace.header, env, policies))
+    team = all_listed(team_for(trace.header, env, policies))
     states = _states(trace, env)
     walk = _Walk()
     values = [0.0] * (len(trace) + 1)
@@ -184,7 +184,8 @@ class Listed(Run):
         return Listed(self.header, self.env, self.policies, events)
 
 
-def _all_listed(team: Mapping[str, Policy]) -> dict[str, Policy]:
+def all_listed(team: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Every policy of a team with its chance in the open."""
     return {role: _listed(role, policy) for role, policy in team.items()}
 
 

@@ -184,7 +184,10 @@ def difference(recorded: AnyEvent, computed: AnyEvent | None) -> str | None:
 
 def _spelled(event: AnyEvent, name: str) -> str:
     value = getattr(event, name)
-    return "nothing" if value is msgspec.UNSET else ascii(CANONICAL.encode(value).decode())[1:-1]
+    if value is msgspec.UNSET:
+        return "nothing"
+    # JSON has escaped the controls, the rest that is not ASCII could still dress up a terminal
+    return CANONICAL.encode(value).decode().encode("ascii", "backslashreplace").decode()
 
 
 def _named(event: AnyEvent) -> str:
