@@ -39,7 +39,8 @@ _NEEDS = {
 _FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
 _LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
-_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, "segment_start", "event", "action")
+_LATER = ("segment_start", "event", "action", "descends")
+_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, *_LATER)
 
 
 @dataclass(frozen=True, eq=False)
