@@ -402,7 +402,7 @@ class Nothing(Pit):
 
 
 class Leak(Env):
-    """What b is shown tells what a told c, past every edge."""
+    """What b is shown, in its first and only turn, tells what a told c, past every edge."""
 
     id = "leak-v0"
     roles = {"a": ["message"], "b": ["stop"], "c": ["message"]}  # noqa: RUF012
@@ -412,7 +412,7 @@ class Leak(Env):
         return f"a said {len(told)} things" if agent == "b" else None
 
     def legal(self, agent):
-        return {"a": ["message c: hello", "none"], "b": ["stop: x", "none"], "c": ["none"]}[agent]
+        return {"a": ["message c: hello", "none"], "b": ["stop: x"], "c": ["none"]}[agent]
 
     def rewards(self, trace):
         return [(1.0, None)]
