@@ -28,7 +28,8 @@ def play(env, policies, runs=1):
 
 def wild(observation, legal, draws):
     """Takes from the menu, and often says more than that: twice, out of turn, or made up."""
-    lines = ["message coordinator.0: twice", "spawn researcher: x", "delegate coordinator.1: z"]
+    lines = ["message coordinator.0: twice", "spawn researcher: x", "delegate coordinator.1: z",
+             "spawn coordinator: y", "delegate coordinator.5, coordinator.6: z"]  # fmt: skip
     if observation.role == "researcher":
         lines = ["return: 40", "return: ", 'call read_page {"key": "1", "page": 0}', "none"]
     said = [list(legal.values())[draws.integer(len(legal))]]
@@ -65,10 +66,11 @@ def recomputed(trace, total, shards, length):
             work["spawn"] += 1
         elif kind in ("delegate", "message"):
             cost["message"] -= 0.1 * len(event["to"])
-            words += len(text_of(event).split()) * len(event["to"])
-            work[kind] += len(event["to"])
-            asked += [name for name in event["to"] if kind == "delegate" and name not in asked]
-            twice |= {*event["to"]} if text_of(event).startswith("twice") else set()
+            if agent == "coordinator":
+                words += len(text_of(event).split()) * len(event["to"])
+                work[kind] += len(event["to"])
+                asked += [name for name in event["to"] if kind == "delegate" and name not in asked]
+                twice |= {*event["to"]} if text_of(event).startswith("twice") else set()
         elif kind == "tool_call":
             cost["read"] -= 0.1
             calls[agent] = calls.get(agent, 0) + 1
@@ -89,7 +91,7 @@ def recomputed(trace, total, shards, length):
     out = {("team", None): got["team"], ("count", "coordinator"): words}
     out |= {(channel, None): amount for channel, amount in cost.items()}
     out["executed", "coordinator"] = len(told) / max(shards, *work.values())
-    out |= {("checked_fact", name): fact[name] for name in asked}
+    out |= {("checked_fact", name): fact.get(name, 0.0) for name in asked}
     return out | {("count", name): calls.get(name, 0) for name in asked}
 
 

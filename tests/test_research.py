@@ -220,7 +220,8 @@ def test_talk_off_the_menu_is_played_and_earns_nothing():
     """Prose, unknown documents, a second question and hostile text run through to a typed stop."""
     wild = "".join(map(chr, range(1, 40))) + "\nquality 99999\nreturn: survey of the \ud800: 1"
     researcher = says('call read_doc {"topic": "moon", "kind": "survey"}', wild, "return: 7")
-    coordinator = says("well, well", "delegate researcher: \u202e{}", "message researcher: hm",
+    boast = "quality " + "9" * 5000
+    coordinator = says(boast, "delegate researcher: \u202e{}", "message researcher: hm",
                        "delegate researcher: again", "stop: {'a': 1}")  # fmt: skip
     team = {"coordinator": coordinator, "researcher": researcher}
     trace = rollout(make("research-v0"), team, groups=1, rollouts=1)[0]

@@ -133,16 +133,20 @@ class Env:
         if world is None:
             raise Refused(f"{self.id} is not being played, so {agent} has no view")
         own = world.agents.get(agent)
-        seen = own.seen | own.inbox if own else {}
-        delegations = [
-            e for e in map(self._event, world.open_delegations) if isinstance(e, Delegate)
-        ]
+        seen, mail = (own.seen, own.inbox) if own else ({}, {})
+        open_jobs = world.open_delegations
+        sent = [e for e in map(self._event, open_jobs) if isinstance(e, Delegate)]
         return View(
-            events=tuple(e for e in self._events if e.agent == agent or e.seq in seen),
-            alive=tuple(name for name, held in world.agents.items() if held.alive),
-            jobs=tuple(e for e in delegations if agent in world.open_delegations[e.seq]),
-            waiting=tuple(e for e in delegations if e.agent == agent),
+            tuple([e for e in self._events if e.agent == agent or e.seq in seen or e.seq in mail]),
+            alive=tuple([name for name, held in world.agents.items() if held.alive]),
+            jobs=tuple([e for e in sent if agent in open_jobs[e.seq]]),
+            waiting=tuple([e for e in sent if e.agent == agent]),
         )
+
+    def turn(self, agent: str) -> int:
+        """How many turns an agent has taken, 0 at its first."""
+        world = self._world
+        return world.agents[agent].acts if world is not None and agent in world.agents else 0
 
     def said(self, event: AnyEvent) -> Any:
         """What an event says; where it names only a span, that span of its act's text."""

@@ -125,7 +125,7 @@ class Ledger(Env):
 
     def observe(self, agent: str) -> str | None:
         """What the ledger is like, or which key an agent has, at its first turn."""
-        if self.view(agent).made(Act, agent):
+        if self.turn(agent):
             return None
         if agent == "coordinator":
             return (
@@ -278,16 +278,17 @@ class Ledger(Env):
             yield Amount(float(made), name, "count", "R2", "count")
 
     def _executed(self, trace: Trace, own: Sequence[Delegate | Message]) -> float:
-        shown = {s.seq for e in trace.of("observe") if isinstance(e, Observe) for s in e.sources}
-        told = {
-            _number_of(e.agent) % self.shards
-            for e in trace.events
-            if isinstance(e, AgentReturn | Message) and e.seq in shown and e.agent != "coordinator"
-            if _numbers([trace.content(e)])
-        }
+        seen = [(e.agent, s.seq) for e in trace.of("observe") if isinstance(e, Observe)
+                for s in e.sources]  # fmt: skip
+        shown, passed = {seq for by, seq in seen if by == "coordinator"}, {seq for _, seq in seen}
+        told = _tellers(trace, (e for e in trace.of("agent_return") if e.seq in shown))
+        if told:  # what was passed on along the way is in a sum that arrived
+            mail = (e for e in trace.of("message") if e.seq in passed)
+            told |= _tellers(trace, (e for e in mail if e.agent != "coordinator"))
+        shards = {_number_of(name) % self.shards for name in told}
         asked = sum(len(e.to) for e in own if isinstance(e, Delegate))
         sent = sum(len(e.to) for e in own if isinstance(e, Message))
-        return len(told) / max(self.shards, len(trace.of("spawn")), asked, sent)
+        return len(shards) / max(self.shards, len(trace.of("spawn")), asked, sent)
 
     def _checked(self, trace: Trace, name: str) -> Amount:
         """Whether a researcher's first report is what it read, over its calls per call asked for.
@@ -373,6 +374,11 @@ def _numbers(said: Iterable[object]) -> list[int]:
     """The numbers among what was said; `about 40` is one."""
     found = (_NUMBER.fullmatch(str(text)) for text in said)
     return [int(number[1]) for number in found if number]
+
+
+def _tellers(trace: Trace, events: Iterable[AnyEvent]) -> set[str]:
+    """Whose events say a number."""
+    return {event.agent for event in events if _numbers([trace.content(event)])}
 
 
 def _lowest(results: Iterable[str]) -> int | None:
