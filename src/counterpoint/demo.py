@@ -1,17 +1,25 @@
-"""The demo: real runs credited by four methods, and the methods against exact credit on games."""
+"""The demo: four methods against exact credit, and on real runs that other people recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from counterpoint.credit import estimate, score
+from counterpoint.envs import make
 from counterpoint.formats import read
-from counterpoint.games import Plays, deal, play, truth
+from counterpoint.games import deal, gradient, play, truth
 from counterpoint.groups import Floats
+from counterpoint.harness import rollout
+from counterpoint.ledger import Credit
+from counterpoint.policies.tabular import Softmax
+from counterpoint.recorder import Recorder
+from counterpoint.redrive import credits_of, replay
 from counterpoint.report import (
     Section,
     busiest,
@@ -33,10 +41,16 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """The four signals, and the options that differ from their defaults."""
 
-ENVS: tuple[str, ...] = ("T2", "T11")
+ENV, TASKS, RUNS = "research-v0", 16, 16
+"""The environment that is played, how many tasks, and how many runs of each."""
+
+GAMES: tuple[str, ...] = ("T2", "T11")
 """A team in which later agents react, and a loop in which states come back."""
 
 GROUPS, ROLLOUTS, SEED = 150, 8, 0
+
+Panels = list[tuple[str, Floats, Floats]]
+"""Title, exact credit and estimate of each scatter plot in a row."""
 
 _LOGS = (
     ("tau-bench airline", "openai_chat", "tau_bench"),
@@ -52,9 +66,14 @@ class Demo(NamedTuple):
     real: list[dict[str, Any]]
 
 
-def run(say: Callable[[str], None] = print) -> Demo:
-    """Run the whole demo; `say` hears one sentence per part. Seeds are fixed."""
-    traces, sections, table = [], [], []
+def run(out: Path, say: Callable[[str], None] = print) -> Demo:
+    """Run the whole demo; `say` hears one sentence per part. Seeds are fixed.
+
+    The runs that are played are recorded into the folder `out`.
+    """
+    traces, steps, exact = _played(out, say)
+    scores, known = _against_exact(steps, exact)
+    sections, table, real = [known], list[dict[str, Any]](), 0
     for name, format_, folder in _LOGS:
         found: list[Finding] = []
         log = list(_excerpt(folder, format_, found))
@@ -65,23 +84,23 @@ def run(say: Callable[[str], None] = print) -> Demo:
             f"{len(report.findings)} findings"
         )
         rows, section = _credited(name, log)
+        real += len(log)
         traces += log
         table += rows
         sections.append(section)
-    scores, games = _against_exact()
     nonzero = [row["nonzero_runs"] for row in table if row["method"] == "grpo"]
     dead = [row["groups_without_signal"] for row in table if row["method"] == "grpo"]
     summary = {
         "traces": len(traces),
         "events": sum(len(trace) for trace in traces),
         "real": {
-            "traces": len(traces),
+            "traces": real,
             "nonzero": sum(nonzero),
             "groups_without_signal": sum(dead),
         },
         "methods": scores,
     }
-    return Demo(page("Counterpoint: who earned the reward", [*sections, games]), summary, table)
+    return Demo(page("Counterpoint: who earned the reward", sections), summary, table)
 
 
 def _excerpt(folder: str, format_: str, findings: list[Finding]) -> Iterator[Trace]:
@@ -110,40 +129,68 @@ def _credited(name: str, traces: list[Trace]) -> tuple[list[dict[str, Any]], Sec
     return rows, Section(f"Real runs: {name}", text, rows, figure, caption)
 
 
-def _against_exact() -> tuple[list[dict[str, Any]], Section]:
-    scores: list[dict[str, Any]] = []
-    panels: list[list[tuple[str, Floats, Floats]]] = []
-    for env in ENVS:
-        plays: Plays = play(
-            deal(env, contexts=GROUPS, seed=SEED), groups=GROUPS, rollouts=ROLLOUTS, seed=SEED
+def _played(out: Path, say: Callable[[str], None]) -> tuple[list[Trace], Steps, Credit]:
+    """Record runs of the environment, check and replay the file, and list its exact credit."""
+    path = out / f"{ENV}.jsonl"
+    team, env = Softmax(), make(ENV)
+    with Recorder(path, sync="trace") as recorder:
+        rollout(env, team, groups=TASKS, rollouts=RUNS, seed=SEED, recorder=recorder)
+    found: list[Finding] = []
+    traces = list(read(path, findings=found))
+    report = validate(traces, found)
+    again = replay(traces, policies=team)
+    say(
+        f"{ENV}: {report.traces} runs recorded, {report.events} events, "
+        f"{len(report.findings)} findings, {again.identical} replayed byte for byte"
+    )
+    exact = [value.seqau for run in credits_of(traces, env, team) for value in run]
+    known = Credit(np.array(exact), estimand="seqau", identified="randomised")
+    return traces, Steps.from_traces(traces), known
+
+
+def _compared(
+    env: str, steps: Steps, exact: Credit, to_gradient: Callable[[Floats], Floats] | None
+) -> tuple[list[dict[str, Any]], Panels]:
+    """Every method against the exact credit of the same turns: rows and scatter plots."""
+    rows, panels = [], []
+    for method, options in METHODS.items():
+        credit = estimate(method, steps, **options)
+        agreement = score(credit, exact, gradient=to_gradient)
+        rows.append(
+            {
+                "env": env,
+                "method": method,
+                "estimand": credit.estimand,
+                "n": agreement.n,
+                "effective_sample_size": credit.diagnostics["effective_sample_size"],
+                "pearson": agreement.pearson,
+                "spearman": agreement.spearman,
+                "sign_accuracy": agreement.sign_accuracy,
+                "coverage": agreement.coverage,
+                "false_alarms": agreement.false_alarms,
+            }
         )
-        exact = truth(plays, "seqau")
-        panels.append([])
-        for method, options in METHODS.items():
-            credit = estimate(method, plays.steps, **options)
-            agreement = score(credit, exact)
-            scores.append(
-                {
-                    "env": env,
-                    "method": method,
-                    "estimand": credit.estimand,
-                    "n": agreement.n,
-                    "effective_sample_size": credit.diagnostics["effective_sample_size"],
-                    "pearson": agreement.pearson,
-                    "spearman": agreement.spearman,
-                    "sign_accuracy": agreement.sign_accuracy,
-                    "coverage": agreement.coverage,
-                    "false_alarms": agreement.false_alarms,
-                }
-            )
-            panels[-1].append((f"{env} {method}", exact.values, credit.values))
+        panels.append((f"{env} {method}", exact.values, credit.values))
+    return rows, panels
+
+
+def _against_exact(steps: Steps, exact: Credit) -> tuple[list[dict[str, Any]], Section]:
+    scores, panels = _compared(ENV, steps, exact, None)
+    grid = [panels]
+    for name in GAMES:
+        game = deal(name, contexts=GROUPS, seed=SEED)
+        plays = play(game, groups=GROUPS, rollouts=ROLLOUTS, seed=SEED)
+        more, panels = _compared(name, plays.steps, truth(plays), partial(gradient, plays))
+        scores += more
+        grid.append(panels)
     section = Section(
-        "Games whose credit is known exactly",
-        f"{GROUPS} groups of {ROLLOUTS} rollouts each, seed {SEED}. The truth is the sequential "
-        "aristocrat utility Q(h, a) − V(h): how much better the team does in expectation because "
-        "of this act. A method with another estimand is not wrong where it differs.",
+        "Credit that is known exactly",
+        f"{ENV}: {TASKS} tasks of {RUNS} runs; the games: {GROUPS} groups of {ROLLOUTS} rollouts "
+        f"each; seed {SEED}. The truth is the sequential aristocrat utility Q(h, a) − V(h): how "
+        "much better the team does in expectation because of this act, by listing everything that "
+        "could have happened. A method with another estimand is not wrong where it differs.",
         scores,
-        scatter_figure(panels),
+        scatter_figure(grid),
         "Each point is one act: exact credit across, the method's credit up.",
     )
     return scores, section

@@ -406,8 +406,12 @@ def demo(
     """Credit real runs by four methods, and compare the methods with exact credit on games."""
     from counterpoint.demo import run
 
-    result = run(render.note)
     out.mkdir(parents=True, exist_ok=True)
+    for name in ("report.html", "summary.json", "research-v0.jsonl"):
+        if (out / name).exists() and not force:
+            raise Refused(f"{out / name} exists; choose another folder, or say --force")
+        (out / name).unlink(missing_ok=True)
+    result = run(out, render.note)
     with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode("utf-8", "backslashreplace"))
     with whole_file(out / "summary.json", force=force) as file:
@@ -415,8 +419,8 @@ def demo(
     if json_:
         render.as_json(result.summary)
     else:
+        render.table(result.summary["methods"], "Four methods against exact credit")
         render.table(result.real, "Real runs, credited by four methods")
-        render.table(result.summary["methods"], "Games whose credit is known exactly")
     render.note(f"wrote {out / 'report.html'} and {out / 'summary.json'}")
 
 
