@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -52,22 +53,25 @@ class Softmax:
     @property
     def logits(self) -> Logits:
         """The table, to be read: a change would slip past its digest."""
-        rows = {anchor: MappingProxyType(row) for anchor, row in self._logits.items()}
-        return MappingProxyType(rows)
+        return self._logits
 
     def install(self, logits: Logits) -> None:
         """Act by another table from now on: the next version. Raises Refused like the class."""
         self._put(logits, self._updates + 1)
 
     def _put(self, logits: Logits, updates: int) -> None:
-        self._logits = {
+        table = {
             anchor: {label: _number(logit, anchor, label) for label, logit in row.items()}
             for anchor, row in logits.items()
         }
+        self._logits = MappingProxyType({a: MappingProxyType(row) for a, row in table.items()})
         self._updates = updates
-        self.params_digest = digest_of(CANONICAL.encode(self._logits)).hex()
+        self.params_digest = digest_of(CANONICAL.encode(table)).hex()
         self.version = f"{updates}-{self.params_digest[:8]}"
         self.target = f"tabular:{self.params_digest}"
+
+    def __deepcopy__(self, memo: Any) -> Softmax:
+        return Softmax(self._logits, self._updates)
 
     def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> Output:
         """Draw an entry of the menu."""
@@ -99,8 +103,9 @@ class Softmax:
         Raises:
             Refused: the file exists and `force` is not set, or it cannot be written.
         """
+        table = {anchor: dict(row) for anchor, row in self._logits.items()}
         with whole_file(path, force=force) as file:
-            file.write(CANONICAL.encode(_Saved(self._updates, self._logits)) + b"\n")
+            file.write(CANONICAL.encode(_Saved(self._updates, table)) + b"\n")
 
     @classmethod
     def load(cls, path: str | Path, digest: str | None = None) -> Softmax:
