@@ -46,7 +46,7 @@ class Amount(NamedTuple):
 
 class View(NamedTuple):
     """What one agent may know of the run: events it made, was shown or is about to be shown, who is
-    alive, open jobs.
+    alive, open jobs, its role.
 
     `jobs` are delegations to the agent that it has not returned, `waiting` those of its own that
     are still out.
@@ -56,6 +56,7 @@ class View(NamedTuple):
     alive: tuple[str, ...]
     jobs: tuple[Delegate, ...]
     waiting: tuple[Delegate, ...]
+    role: str
 
     def made(self, kind: type[Event], agent: str) -> list[Any]:
         """The events of one kind by one agent, in order."""
@@ -141,6 +142,7 @@ class Env:
             alive=tuple([name for name, held in world.agents.items() if held.alive]),
             jobs=tuple([e for e in sent if agent in open_jobs[e.seq]]),
             waiting=tuple([e for e in sent if e.agent == agent]),
+            role=own.role if own else agent,
         )
 
     def turn(self, agent: str) -> int:

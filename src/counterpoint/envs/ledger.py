@@ -142,6 +142,8 @@ class Ledger(Env):
         view = self.view(agent)
         if agent == "coordinator":
             return self._hire(view) if self._hiring(view) else self._go_on(view)
+        if view.role == "coordinator":  # somebody spawned another one, for which there is no work
+            return {"wait": "none"}
         return self._tell(view, agent) if _results(view, agent) else self._work(view, agent)
 
     def anchor(self, agent: str, shown: str) -> str:
