@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import NamedTuple, cast
+from zlib import crc32
 
 from counterpoint.schema import Trust
-from counterpoint.spelling import digest_of
 
 
 class Labelled(NamedTuple):
@@ -30,7 +30,7 @@ def wrap(labelled: Labelled) -> str:
         …
         3f9a2c11>>
 
-    The fence is a digest that does not occur in the text; the origin is spelled without controls.
+    The fence is a checksum that does not occur in the text; the origin is spelled without controls.
     """
     fence = _fence(labelled.text)
     head = f"<<from {_plain(labelled.origin)}, {labelled.trust}, {fence}"
@@ -68,9 +68,7 @@ def _plain(origin: str) -> str:
 
 
 def _fence(text: str) -> str:
-    data = text.encode("utf-8", "surrogatepass")
-    fence = digest_of(data).hex()[:8]
-    while fence in text:
-        data += b"."
-        fence = digest_of(data).hex()[:8]
+    check = crc32(text.encode("utf-8", "surrogatepass"))
+    while (fence := f"{check:08x}") in text:
+        check = crc32(b".", check)
     return fence

@@ -296,11 +296,11 @@ def turn_of(role: str, given: Any, most_bytes: int) -> Output:
     if not isinstance(output, Output) or not isinstance(output.text, str):
         raise Refused(f"the policy of {role} returned {given!r:.80}, not a text or an Output")
     items = None if output.items is None else _items(role, output)
-    texts = [output.text, *_texts(items)] if items else [output.text]
-    long = next((text for text in texts if over(text, most_bytes)), None)
     said = output.text
-    if long is not None:
-        items, said = (), long[: len(cut(long, most_bytes)) + 1]
+    for text in (said, *_texts(items)) if items else (said,):
+        if over(text, most_bytes):
+            items, said = (), text[: len(cut(text, most_bytes)) + 1]
+            break
     ids = _plain(role, "token_ids", output.token_ids, int)
     logprobs = _plain(role, "logprobs", output.logprobs, float)
     if ids is not None and logprobs is not None and len(ids) != len(logprobs):

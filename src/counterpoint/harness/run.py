@@ -81,8 +81,9 @@ class Run:
         """The version of an artefact that an agent has last seen: (agent, artefact) → version."""
         self.shown: tuple[Observe, tuple[Shown, ...]] | None = None
         """The last observation that was put together, and its rendered turns."""
+        self.said: tuple[Act, str] | None = None
+        """The last act that was put together or looked at, and its text."""
         self._decisions: dict[tuple[str, Trust], tuple[str, ...]] = {}
-        self._text: tuple[Act, str] | None = None
         self._amounts: list[Amount] | None = None
         self._ends: tuple[int, ...] | None = None
         for event in events:
@@ -143,10 +144,10 @@ class Run:
         return verbs
 
     def text_of(self, act: Act) -> str:
-        """The text of an act; the last one is kept, since several effects ask for it."""
-        if self._text is None or self._text[0] is not act:
-            self._text = (act, act.text or "")
-        return self._text[1]
+        """The text of an act, which each of its effects asks for."""
+        if self.said is None or self.said[0] is not act:
+            self.said = (act, act.text or "")
+        return self.said[1]
 
     def call_of(self, result: ToolResult) -> ToolCall | None:
         """The call that a result answers."""

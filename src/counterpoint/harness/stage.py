@@ -175,7 +175,7 @@ def _act(run: Run, seen: Observe) -> AnyEvent:
     observation = observation_of(run, seen)
     draws = run.draws("policy", seen.agent, run.world.agents[seen.agent].acts, seen.seq)
     output = turn_of(role, policy(observation, menu, draws), run.limits["item_bytes"])
-    return made(
+    event = made(
         run,
         Act,
         seen.agent,
@@ -189,6 +189,8 @@ def _act(run: Run, seen: Observe) -> AnyEvent:
         tokens_out=len(output.token_ids or output.text.split()),
         trainable=bool(described(policy, "trainable")),
     )
+    run.said = (cast(Act, event), output.text)
+    return event
 
 
 def _items(

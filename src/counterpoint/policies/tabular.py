@@ -90,7 +90,7 @@ class Softmax:
                 f"a table acts from a menu, and {observation.agent} has none here; "
                 "let the environment's legal() give one"
             )
-        row = self._logits.get(observation.anchor or "", {})
+        row: Mapping[str, float] = self._logits.get(observation.anchor or "", {})
         z = [row.get(label, 0.0) for label in legal]
         top = max(z)
         e = [math.exp(logit - top) for logit in z]
