@@ -344,7 +344,9 @@ def test_demo_writes_the_page_and_its_figures(tmp_path):
     """The demo's figures are complete, and those of the real runs are counted independently."""
     told = as_json("demo", "-o", tmp_path / "demo")
     assert json.loads((tmp_path / "demo" / "summary.json").read_text()) == told
-    assert {row["env"] for row in told["methods"]} == {"T2", "T11"}
+    assert {row["env"] for row in told["methods"]} == {"research-v0", "T2", "T11"}
+    recorded = tmp_path / "demo" / "research-v0.jsonl"
+    assert as_json("replay", recorded)["identical"] == 256
     names = {"reinforce", "gae", "grpo", "gigpo"}
     assert {row["method"] for row in told["methods"]} == names
     keys = {"env", "method", "estimand", "n", "effective_sample_size", "pearson", "spearman"}

@@ -21,6 +21,8 @@ from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
 from counterpoint.redrive import credits_of, replay
 from counterpoint.report import (
+    MEANING,
+    SIGNALS,
     Section,
     busiest,
     method_rows,
@@ -32,14 +34,6 @@ from counterpoint.schema import Finding, Trace
 from counterpoint.steps import Steps
 from counterpoint.validate import validate
 from counterpoint.world import fold
-
-METHODS: dict[str, dict[str, Any]] = {
-    "reinforce": {"baseline": "leave_one_out"},
-    "gae": {"values": "mc"},
-    "grpo": {},
-    "gigpo": {},
-}
-"""The four signals, and the options that differ from their defaults."""
 
 ENV, TASKS, RUNS = "research-v0", 16, 16
 """The environment that is played, how many tasks, and how many runs of each."""
@@ -111,15 +105,14 @@ def _excerpt(folder: str, format_: str, findings: list[Finding]) -> Iterator[Tra
 def _credited(name: str, traces: list[Trace]) -> tuple[list[dict[str, Any]], Section]:
     """Credit one log by the four methods: rows for the terminal, a section for the page."""
     steps = Steps.from_traces(traces)
-    results = {method: estimate(method, steps, **options) for method, options in METHODS.items()}
+    results = {method: estimate(method, steps, **options) for method, options in SIGNALS.items()}
     rows = []
     for row, credit in zip(method_rows(results), results.values(), strict=True):
         earning = np.unique(steps.rollout[np.nan_to_num(credit.values) != 0])
         rows.append({"runs of": name, **row, "nonzero_runs": len(earning)})
     text = (
-        f"{len(traces)} runs, {len(steps)} turns. Effective sample size is the number of rollouts "
-        "that can teach a method anything; a group without signal is a task whose runs all ended "
-        "alike, or of which there is only one run."
+        f"{len(traces)} runs, {len(steps)} turns. {MEANING} A group without signal is a task whose "
+        "runs all ended alike, or of which there is only one run."
     )
     if not any(row["nonzero_runs"] for row in rows):
         return rows, Section(f"Real runs: {name}", text + " Here no group has a signal.", rows)
@@ -153,7 +146,7 @@ def _compared(
 ) -> tuple[list[dict[str, Any]], Panels]:
     """Every method against the exact credit of the same turns: rows and scatter plots."""
     rows, panels = [], []
-    for method, options in METHODS.items():
+    for method, options in SIGNALS.items():
         credit = estimate(method, steps, **options)
         agreement = score(credit, exact, gradient=to_gradient)
         rows.append(
@@ -185,10 +178,12 @@ def _against_exact(steps: Steps, exact: Credit) -> tuple[list[dict[str, Any]], S
         grid.append(panels)
     section = Section(
         "Credit that is known exactly",
-        f"{ENV}: {TASKS} tasks of {RUNS} runs; the games: {GROUPS} groups of {ROLLOUTS} rollouts "
-        f"each; seed {SEED}. The truth is the sequential aristocrat utility Q(h, a) − V(h): how "
-        "much better the team does in expectation because of this act, by listing everything that "
-        "could have happened. A method with another estimand is not wrong where it differs.",
+        f"{ENV} is played by a coordinator and a researcher who choose at random: {TASKS} tasks of "
+        f"{RUNS} runs. T2 is a game of four agents in which later ones react, T11 a loop in which "
+        f"states come back: {GROUPS} groups of {ROLLOUTS} rollouts each. Seed {SEED}. The truth is "
+        "the sequential aristocrat utility Q(h, a) − V(h): how much better the team does in "
+        "expectation because of this act, by listing everything that could have happened. A method "
+        "with another estimand is not wrong where it differs.",
         scores,
         scatter_figure(grid),
         "Each point is one act: exact credit across, the method's credit up.",

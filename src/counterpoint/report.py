@@ -41,6 +41,25 @@ RUNS_LISTED = 40
 """Runs that the page lists one by one."""
 
 
+ROUNDING = 1e-12
+"""A mean below this is the rounding of zero."""
+
+SIGNALS: dict[str, dict[str, Any]] = {
+    "reinforce": {"baseline": "leave_one_out"},
+    "gae": {"values": "mc"},
+    "grpo": {},
+    "gigpo": {},
+}
+"""The four signals that are compared, and the options that differ from their defaults."""
+
+MEANING = (
+    "The estimand is the question that a number answers: “outcome” asks how good the whole run "
+    "was, “anchor” how good the turn was among turns in the same state. The effective sample size "
+    "counts what a method could learn from: runs in groups whose outcomes differ, or for “anchor” "
+    "states that several runs came to. “Nonzero” counts the turns that earned something."
+)
+
+
 class Section(NamedTuple):
     """A part of the page: a heading, sentences, a table and a figure (an SVG), each optional."""
 
@@ -104,26 +123,28 @@ class Page(NamedTuple):
 
 
 def about_runs(
-    traces: Sequence[Trace], methods: Sequence[str], findings: Sequence[Finding] = ()
+    traces: Sequence[Trace], methods: Sequence[str] | None = None, findings: Sequence[Finding] = ()
 ) -> Page:
     """The page of `counterpoint report`: facts, findings, credit by several methods, a figure.
 
-    A method that refuses these runs is listed with its reason. Raises Refused if no run has a turn.
+    The methods are by default the four `SIGNALS`; one that refuses these runs is listed with its
+    reason. Raises Refused if no run has a turn.
     """
     steps = Steps.from_traces(traces)
     if not len(steps):
         raise Refused("none of these runs has a turn, so there is nothing to credit")
-    results, refused = try_all(steps, methods)
+    results, refused = try_all(steps, methods or list(SIGNALS))
     checked = validate(traces, findings)
     rows = method_rows(results)
     counted = {"runs": checked.traces, "events": checked.events, **checked.counts}
     totals = Counter(finding.rule for finding in checked.findings)
     sections = [
-        Section("Runs", rows=[summary(trace) for trace in traces[:RUNS_LISTED]]),
+        Section("Runs", _first(len(traces)), [_facts(trace) for trace in traces[:RUNS_LISTED]]),
         Section("Counted", rows=[{"what": k, "number": n} for k, n in counted.items() if n]),
         Section("Findings by rule", rows=[{"rule": r, "findings": n} for r, n in totals.items()]),
-        Section("Credit", " ".join(refused), rows),
+        Section("Credit", " ".join([MEANING, *refused]), rows),
     ]
+    sections = [section for section in sections if section.rows or section.heading == "Credit"]
     if any(np.nan_to_num(credit.values).any() for credit in results.values()):
         rollout = busiest(steps, results)
         name = steps.names["rollout"][rollout]
@@ -137,12 +158,24 @@ def about_runs(
     return Page(page("Who earned the reward", sections), rows)
 
 
+def _first(runs: int) -> str:
+    return f"The first {RUNS_LISTED} of {runs} runs." if runs > RUNS_LISTED else ""
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
+    """The facts of a run that a page has room for; `show --summary` has them all."""
+    facts = summary(trace)
+    shown = ("trace", "task", "outcome", "roles", "events", "messages", "tool_calls", "finished")
+    return {**{name: facts[name] for name in shown}, "trace": trace.trace_id[:12]}
+
+
 def try_all(steps: Steps, methods: Sequence[str]) -> tuple[dict[str, Credit], list[str]]:
     """Run several methods on the same steps: the credits, and a sentence for each refusal."""
     results, refused = {}, []
     for name in methods:
         try:
-            results[name] = estimate(name, steps)
+            options = SIGNALS.get(name, {}) if steps.value is None else {}
+            results[name] = estimate(name, steps, **options)
         except Refused as refusal:
             refused.append(f"{name}: {refusal}.")
     return results, refused
@@ -167,7 +200,9 @@ def method_rows(results: Mapping[str, Credit]) -> list[dict[str, Any]]:
 
 
 def _mean(values: Floats) -> float:
-    return float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
+    known = values[~np.isnan(values)]
+    mean = math.fsum(known) / len(known) if len(known) else math.nan
+    return 0.0 if abs(mean) < ROUNDING else mean
 
 
 def busiest(steps: Steps, results: Mapping[str, Credit]) -> int:
@@ -218,10 +253,10 @@ def scatter_figure(panels: Sequence[Sequence[tuple[str, Floats, Floats]]]) -> st
     def draw(axes: Any) -> None:
         for line, row in zip(axes, panels, strict=True):
             for ax, (title, exact, estimated) in zip(line, row, strict=True):
-                ax.plot(exact, estimated, ".", markersize=2, alpha=0.4)
+                ax.plot(exact, estimated, ".", markersize=2, alpha=0.4, rasterized=True)
                 ax.axhline(0, color="#8c959f", linewidth=0.5)
                 ax.axvline(0, color="#8c959f", linewidth=0.5)
-                ax.set_title(title, fontsize=8)
+                ax.set_title(title, fontsize=10)
         for ax in axes[-1]:
             ax.set_xlabel("exact", fontsize=8)
         for line in axes:
@@ -247,6 +282,6 @@ def figure(rows: int, columns: int, draw: Callable[[Any], None], height: float) 
         drawn = Figure(figsize=(9, height * rows + 0.6), layout="constrained")
         draw(drawn.subplots(rows, columns, squeeze=False))
         out = io.StringIO()
-        drawn.savefig(out, format="svg", metadata={"Date": None})
+        drawn.savefig(out, format="svg", dpi=110, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue(), flags=re.DOTALL)
     return text[text.index("<svg") :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+LINE = 160
+"""Characters of an event that `show` prints, unless asked for all."""
 
 Traces = Annotated[Path, typer.Argument(help="A trace file, a folder of them, or a glob.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -151,6 +155,7 @@ def show(
     world: Annotated[bool, typer.Option("--world", help="What was known at --at.")] = False,
     at: Annotated[int | None, typer.Option(help="Seq of the last event to take in.")] = None,
     credit_: Annotated[Path | None, typer.Option("--credit", help="A credit file.")] = None,
+    whole: Annotated[bool, typer.Option("-v", help="Do not cut long texts.")] = False,
     json_: Json = False,
 ) -> None:
     """Read a run: its events with agents as lanes, its facts, or the world at an event."""
@@ -173,7 +178,7 @@ def show(
         render.as_json({"header": prefix.header, "events": prefix.events, "seal": prefix.seal})
     else:
         for text in lanes(prefix):
-            render.line(render.plain(text, 0))
+            render.line(render.plain(text, 0 if whole else LINE))
 
 
 @app.command()
@@ -203,7 +208,7 @@ def credit(
     causal = options.get("causal") is True
     steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards, descent=causal)
     units = steps.units(unit)
-    results = {name: estimate(name, steps, **options) for name in methods.split(",")}
+    results, refused = _estimates(methods.split(","), steps, options)
     if unit != "turn":
         results = {name: result.at(units, how) for name, result in results.items()}  # type: ignore[arg-type]
     params = {name: parameters(name, options) for name in results}
@@ -216,6 +221,7 @@ def credit(
         save(out, lines, append=append, force=force)
     if json_:
         shown = [_credit_json(n, r, params[n], steps, units, explain) for n, r in results.items()]
+        shown += [{"method": n, "identified": "not", "reason": why} for n, why in refused.items()]
         render.as_json(shown[0] if len(shown) == 1 else shown)
     else:
         for name, result in results.items():
@@ -223,9 +229,27 @@ def credit(
             render.line(f"  {render.plain(result.why())}")
             if explain:
                 render.explain(result, steps, units)
+    for name, why in refused.items():
+        render.note(render.plain(f"refused: {name}: {why}"))
     if found:
         render.note(f"{len(found)} lines could not be read; `counterpoint validate` names them")
+    if found or refused:
         raise typer.Exit(1)
+
+
+def _estimates(
+    names: list[str], steps: Steps, options: dict[str, Any]
+) -> tuple[dict[str, Credit], dict[str, str]]:
+    """The credit by every method, and of several the refusals; one alone is refused outright."""
+    results, refused = {}, {}
+    for name in names:
+        try:
+            results[name] = estimate(name, steps, **options)
+        except Refused as refusal:
+            if len(names) == 1:
+                raise
+            refused[name] = str(refusal)
+    return results, refused
 
 
 def _keep(traces: Iterator[Trace], kept: list[Trace]) -> Iterator[Trace]:
@@ -379,7 +403,9 @@ def replay_(path: Traces, json_: Json = False) -> None:
 def report(
     path: Traces,
     out: Annotated[Path, typer.Option("-o", help="The folder to write report.html into.")],
-    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "reinforce,gae,grpo,gigpo",
+    methods: Annotated[
+        str | None, typer.Option(help="Methods to compare; default: the four signals.")
+    ] = None,
     format_: Annotated[str | None, typer.Option("--format", help="Foreign format.")] = None,
     force: Force = False,
     json_: Json = False,
@@ -389,12 +415,37 @@ def report(
 
     found: list[Finding] = []
     traces = list(render.progress(read(path, format_, findings=found), "reading"))
-    result = about_runs(traces, methods.split(","), found)
+    result = about_runs(traces, methods.split(",") if methods else None, found)
     out.mkdir(parents=True, exist_ok=True)
     with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode("utf-8", "backslashreplace"))
     render.as_json(result.rows) if json_ else render.table(result.rows)
     render.note(f"wrote {out / 'report.html'}")
+
+
+@app.command("study")
+def study_(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="`diffusion`.")],
+    out: Annotated[Path, typer.Option("-o", help="The folder to write into.")] = Path("study"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws.")] = False,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Answer a question of this package's own, with figures: what uniform credit loses."""
+    from counterpoint.study import study
+
+    result = study(name, quick)
+    out.mkdir(parents=True, exist_ok=True)
+    with whole_file(out / f"{name}.html", force=force) as file:
+        file.write(result.html.encode())
+    render.as_json(result.rows) if json_ else _tables(result.rows)
+    render.note(f"wrote {out / f'{name}.html'}")
+
+
+def _tables(rows: list[dict[str, Any]]) -> None:
+    """One table for each run of rows that have the same columns."""
+    for _, alike in groupby(rows, key=tuple):
+        render.table(list(alike))
 
 
 @app.command()
@@ -455,6 +506,10 @@ def _choose(path: Path, trace_id: str | None) -> Trace:
     return chosen
 
 
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Python's spelling of what JSON calls otherwise."""
+
+
 def _options(settings: list[str] | None) -> dict[str, Any]:
     """NAME=VALUE pairs; a value is JSON where it can be, else text."""
     options: dict[str, Any] = {}
@@ -462,6 +517,7 @@ def _options(settings: list[str] | None) -> dict[str, Any]:
         name, equals, text = setting.partition("=")
         if not equals:
             raise typer.BadParameter(f"--set takes NAME=VALUE, not {setting!r}")
+        text = _PYTHON.get(text, text)
         try:
             options[name] = json.loads(text)
         except json.JSONDecodeError:

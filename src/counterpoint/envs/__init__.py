@@ -7,6 +7,7 @@ the world's business; `view` gives an environment what one agent may know of it.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -218,7 +219,12 @@ def make(name: str, **options: Any) -> Env:
             f"there is no environment {name!r}; there are {', '.join(ENVS) or 'none'}, "
             "and a class of your own is named file.py:Class"
         )
-    made = load_target(target)(**options)
+    found = load_target(target)
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise Refused(f"{name} cannot be made with these options: {error}") from None
+    made = found(**options)
     if not isinstance(made, Env):
         raise Refused(f"{name} does not make an Env")
     return made
