@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +29,6 @@ from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
 from counterpoint.targets import load_target
-from counterpoint.units import Units
 from counterpoint.validate import validate
 from counterpoint.world import fold
 
@@ -220,7 +218,7 @@ def credit(
         )
         save(out, lines, append=append, force=force)
     if json_:
-        shown = [_credit_json(n, r, params[n], steps, units, explain) for n, r in results.items()]
+        shown = [render.listing(n, r, params[n], steps, units, explain) for n, r in results.items()]
         shown += [{"method": n, "identified": "not", "reason": why} for n, why in refused.items()]
         render.as_json(shown[0] if len(shown) == 1 else shown)
     else:
@@ -256,42 +254,6 @@ def _keep(traces: Iterator[Trace], kept: list[Trace]) -> Iterator[Trace]:
     for trace in traces:
         kept.append(trace)
         yield trace
-
-
-def _credit_json(
-    name: str, result: Credit, params: dict[str, Any], steps: Steps, units: Units, explain: bool
-) -> dict[str, Any]:
-    names, rollout = steps.names["rollout"], steps.rollout[units.row].tolist()
-    parts = {key: part.tolist() for key, part in result.parts.items()} if explain else {}
-    listed = [
-        {
-            "trace_id": names[rollout[i]],
-            **_place(units, i),
-            "value": value,
-            **{key: part[i] for key, part in parts.items()},
-        }
-        for i, value in enumerate(result.values.tolist())
-    ]
-    return {
-        "method": name,
-        "unit": result.unit,
-        "estimand": result.estimand,
-        "identified": result.identified,
-        "params": params,
-        "diagnostics": result.diagnostics,
-        "units": listed,
-    }
-
-
-def _place(units: Units, unit: int) -> dict[str, Any]:
-    """Where a unit stands in its trace: its event, item and token, or the agent or role."""
-    if units.of is not None:
-        label = units.name("label", unit)
-        return {} if label is None else {units.kind: label}
-    columns = {"seq": units.seq, "item": units.item}
-    if units.kind == "token":
-        columns["token"] = units.start
-    return {name: int(column[unit]) for name, column in columns.items() if column[unit] >= 0}
 
 
 def _credit_batch(
@@ -421,31 +383,6 @@ def report(
         file.write(result.html.encode("utf-8", "backslashreplace"))
     render.as_json(result.rows) if json_ else render.table(result.rows)
     render.note(f"wrote {out / 'report.html'}")
-
-
-@app.command("study")
-def study_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="`diffusion`.")],
-    out: Annotated[Path, typer.Option("-o", help="The folder to write into.")] = Path("study"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws.")] = False,
-    force: Force = False,
-    json_: Json = False,
-) -> None:
-    """Answer a question of this package's own, with figures: what uniform credit loses."""
-    from counterpoint.study import study
-
-    result = study(name, quick)
-    out.mkdir(parents=True, exist_ok=True)
-    with whole_file(out / f"{name}.html", force=force) as file:
-        file.write(result.html.encode())
-    render.as_json(result.rows) if json_ else _tables(result.rows)
-    render.note(f"wrote {out / f'{name}.html'}")
-
-
-def _tables(rows: list[dict[str, Any]]) -> None:
-    """One table for each run of rows that have the same columns."""
-    for _, alike in groupby(rows, key=tuple):
-        render.table(list(alike))
 
 
 @app.command()

@@ -123,6 +123,43 @@ def explain(credit: Credit, steps: Steps, units: Units) -> None:
     )
 
 
+def listing(
+    name: str, result: Credit, params: dict[str, Any], steps: Steps, units: Units, explain: bool
+) -> dict[str, Any]:
+    """A method's credit as JSON shows it: what the number means, then every unit's."""
+    names, rollout = steps.names["rollout"], steps.rollout[units.row].tolist()
+    parts = {key: part.tolist() for key, part in result.parts.items()} if explain else {}
+    listed = [
+        {
+            "trace_id": names[rollout[i]],
+            **_place(units, i),
+            "value": value,
+            **{key: part[i] for key, part in parts.items()},
+        }
+        for i, value in enumerate(result.values.tolist())
+    ]
+    return {
+        "method": name,
+        "unit": result.unit,
+        "estimand": result.estimand,
+        "identified": result.identified,
+        "params": params,
+        "diagnostics": result.diagnostics,
+        "units": listed,
+    }
+
+
+def _place(units: Units, unit: int) -> dict[str, Any]:
+    """Where a unit stands in its trace: its event, item and token, or the agent or role."""
+    if units.of is not None:
+        label = units.name("label", unit)
+        return {} if label is None else {units.kind: label}
+    columns = {"seq": units.seq, "item": units.item}
+    if units.kind == "token":
+        columns["token"] = units.start
+    return {name: int(column[unit]) for name, column in columns.items() if column[unit] >= 0}
+
+
 def spelled(value: Any) -> bytes:
     """A value as indented JSON bytes; NaN becomes null."""
     encoded = msgspec.json.encode(value, enc_hook=_plain_types)
