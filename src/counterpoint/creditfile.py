@@ -72,8 +72,10 @@ def entries(
 
 def _target(units: Units, unit: int) -> Target:
     """What a line is about: an event, a decision's item in it, an agent, a role; or the team."""
-    if units.kind in ("agent", "role"):
-        return Target(**{units.kind: str(units.name("label", unit))})
+    if units.kind == "agent":
+        return Target(agent=str(units.name("label", unit)))
+    if units.kind == "role":
+        return Target(role=str(units.name("label", unit)))
     seq, item = int(units.seq[unit]), int(units.item[unit])
     decided = units.kind == "decision" and item >= 0
     return Target(seq=seq if seq >= 0 else None, item=item if decided else None)
