@@ -7,7 +7,7 @@ and how many units of credit a run has, against how much of its outcome they sho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -39,13 +39,6 @@ TEAMS: tuple[str, ...] = ("research-v0", "ledger-v0")
 """Environments whose runs are listed one by one."""
 MOST_RUNS = 20_000
 """Runs of a task that are listed before it is refused."""
-
-
-class Study(NamedTuple):
-    """One study: what it asks, and the function that answers it; `quick` takes fewer draws."""
-
-    run: Callable[[bool], Page]
-    about: str
 
 
 # ---------------------------------------------------------------------------------------------
@@ -288,7 +281,7 @@ def diffusion(quick: bool = False) -> Page:
             "the number of decisions, whoever takes them; the agent's with its own turns alone.",
             lines,
             _ratio_figure(lines),
-            "Signal to noise by team size; colours are turns per agent.",
+            "Signal to noise by team size. With one turn each, the agent's is the decision's own.",
         ),
         Section(
             "The outcome against exact credit",
@@ -314,17 +307,14 @@ def diffusion(quick: bool = False) -> Page:
 
 
 def _ratio_figure(rows: Sequence[dict[str, Any]]) -> str:
-    styles = {"outcome": "-", "agent": "--", "decision": ":"}
-
     def draw(axes: Any) -> None:
         ax = axes[0, 0]
         for colour, turns in enumerate(TURNS):
             held = [row for row in rows if row["turns_each"] == turns]
-            for name, style in styles.items():
-                if name != "decision" or turns == 1:  # it is one number for all
-                    label = name if name == "decision" else f"{name}, {turns} turns each"
-                    look = {"linestyle": style, "color": f"C{colour}", "label": label}
-                    ax.plot([r["agents"] for r in held], [r[name] for r in held], **look)
+            for name, style in (("outcome", "-"), ("agent", "--")):
+                look = {"linestyle": style, "color": f"C{colour}"}
+                label = f"{name}, turns each: {turns}"
+                ax.plot([r["agents"] for r in held], [r[name] for r in held], label=label, **look)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xlabel("agents")
@@ -358,8 +348,11 @@ def _density_figure(rows: Sequence[dict[str, Any]]) -> str:
             x, y = [row["per_run"] for row in held], [row["shows"] for row in held]
             reach = [[0.0] * len(held), [row["most"] - row["shows"] for row in held]]
             ax.errorbar(x, y, reach, fmt="o", markersize=4, elinewidth=0.7)
+            named: dict[tuple[float, float], list[str]] = {}
             for row in held:
-                ax.annotate(f" {row['unit']}", (row["per_run"], row["shows"]), fontsize=7)
+                named.setdefault((row["per_run"], row["shows"]), []).append(row["unit"])
+            for place, kinds in named.items():
+                ax.annotate(f" {', '.join(kinds)}", place, fontsize=7)
             ax.set_xscale("log")
             ax.set_title(name, fontsize=9)
             ax.set_xlabel("units per run")
@@ -368,13 +361,12 @@ def _density_figure(rows: Sequence[dict[str, Any]]) -> str:
     return figure(1, len(names), draw, height=3.6)
 
 
-STUDIES: dict[str, Study] = {
-    "diffusion": Study(diffusion, "what is lost when every decision gets the run's own number"),
-}
+STUDIES: dict[str, Callable[[bool], Page]] = {"diffusion": diffusion}
+"""Every study by name; `quick` takes fewer draws."""
 
 
 def study(name: str, quick: bool = False) -> Page:
     """Run a study by its name in `STUDIES`. Raises Refused if there is none."""
     if name not in STUDIES:
         raise Refused(f"there is no study {name!r}; the studies are {', '.join(STUDIES)}")
-    return STUDIES[name].run(quick)
+    return STUDIES[name](quick)
