@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import reference
 from counterpoint.credit import METHODS, check_credit_method, estimate, method
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
@@ -110,6 +111,7 @@ def too_much(steps: Steps, values):
         (changed(estimand="unstated"), "the estimand is not stated"),
         (changed(unit="paragraph"), "the unit is 'paragraph'"),
         (changed(diagnostics={}), "diagnostics lack effective_sample_size"),
+        (changed(parts=Parts({"mean": lambda: np.zeros(3)})), "the part mean has not one entry"),
         (with_values(lambda steps, values: np.nan_to_num(values)), "a masked row is credited"),
         (with_values(unscored_as_zero), "an unscored rollout is credited"),
         (with_values(lambda steps, values: values * np.nan), "has no finite credit"),
@@ -158,6 +160,23 @@ def test_an_error_inside_the_method_is_its_own():
 
     with pytest.raises(AttributeError, match="nothing"):
         check_credit_method(buggy)
+
+
+def test_parts_are_worked_out_when_they_are_read():
+    """Nothing is made for nobody, nothing twice; and a copy in another process has them all."""
+    made = []
+    parts = Parts({"x": np.ones(2)}, {"y": lambda: made.append("y") or np.full(2, 5.0)})
+    credit = Credit(np.zeros(2), estimand="outcome", parts=Parts(parts, {"z": np.zeros(2)}))
+    assert (list(credit.parts), len(credit.parts), made) == (["x", "y", "z"], 3, [])
+    assert credit.why(0) == "row 0: 0 (outcome) from x 1, y 5, z 0"
+    assert credit.parts["y"] is credit.parts["y"]
+    assert made == ["y"]
+    copy = pickle.loads(pickle.dumps(credit))
+    assert {name: part.tolist() for name, part in copy.parts.items()} == {
+        "x": [1, 1],
+        "y": [5, 5],
+        "z": [0, 0],
+    }
 
 
 def test_a_reference_is_compared():

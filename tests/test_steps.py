@@ -75,6 +75,24 @@ def test_moments_keep_a_spread_in_the_seventh_digit():
     assert math.isnan(mean[2])
 
 
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.sampled_from([0, 1]), st.integers(0, 2**32 - 1))
+def test_groups_that_stand_in_blocks_have_the_moments_of_any_order(n, each, ddof, seed):
+    """The short way for groups of one size in order finds what sums by code find."""
+    rng = np.random.default_rng(seed)
+    codes, x = np.repeat(np.arange(n), each), rng.normal(size=n * each)
+    order = rng.permutation(n * each)
+    blocks = groups.moments(codes, x, n, ddof)
+    shuffled = groups.moments(codes[order], x[order], n, ddof)
+    for ours, other in zip(blocks, shuffled, strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-12)
+    for group in range(n):
+        own = x[codes == group]
+        mean, sigma, size = (found[group] for found in blocks)
+        assert (mean, size) == (pytest.approx(own.mean()), each)
+        assert sigma == pytest.approx(own.std(ddof=ddof) if each > ddof else 0, abs=1e-12)
+
+
 # ---------------------------------------------------------------------------------------------
 # From columns
 

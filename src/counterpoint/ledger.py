@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,35 @@ from counterpoint.spelling import Refused
 from counterpoint.units import Units
 
 
+class Parts(Mapping[str, npt.NDArray[Any]]):
+    """Intermediates by name; what is given as a function is worked out when it is first read.
+
+    Spreading a mean over a million rows takes as long as the credit itself, and few read it. The
+    functions look at the steps that they were made from, which nobody changes in place.
+    """
+
+    def __init__(self, *sources: Mapping[str, Any]) -> None:
+        self._made: dict[str, Any] = {}
+        for source in sources:
+            self._made |= source._made if isinstance(source, Parts) else source
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        part = self._made[name]
+        if callable(part):
+            part = self._made[name] = part()
+        made: npt.NDArray[Any] = part
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)  # functions cannot be copied to another process
+
+
 @dataclass(frozen=True, eq=False)
 class Credit:
     """What each row earned, and what that number means.
@@ -24,7 +53,8 @@ class Credit:
         unit: what carries the credit (`schema.UNITS`).
         estimand: the quantity that is estimated, by its name on the methods page.
         identified: `randomised`, `overlap`, `assumption:NAME`, `heuristic` or `not`.
-        parts: every intermediate under its formula's name, each of shape (rows,).
+        parts: every intermediate under its formula's name, each of shape (rows,); `Parts` works
+            them out when they are read.
         diagnostics: sample sizes and counts, `effective_sample_size` always among them; `advice`,
             where it is there, holds sentences about what looks mistaken in the rows.
     """
@@ -44,7 +74,7 @@ class Credit:
         kinds = ("randomised", "overlap", "heuristic", "not")
         if self.identified not in kinds and not self.identified.startswith("assumption:"):
             raise Refused(f"identified is {self.identified!r}, not {kinds} or assumption:NAME")
-        for name, part in self.parts.items():
+        for name, part in () if isinstance(self.parts, Parts) else self.parts.items():
             if len(part) != len(values):
                 raise Refused(f"part {name} has {len(part)} rows, the credit has {len(values)}")
 

@@ -241,6 +241,11 @@ class Steps:
         return groups.pair(self.rollout, self.agent)
 
     @cached_property
+    def singular(self) -> bool:
+        """Whether every row is a trainable rollout of its own."""
+        return self.n_rollouts == len(self) and bool(self.mask.all())
+
+    @cached_property
     def unscored(self) -> Ints:
         """Rows whose outcome is missing."""
         return np.flatnonzero(np.isnan(self.outcome))
@@ -292,6 +297,8 @@ class Steps:
 
         Each has shape (n_groups,); `take(steps.group)` spreads it over the rows.
         """
+        if self.singular and weight == "rollout" and not np.isnan(x).any():
+            return groups.moments(self.group, x, self.n_groups, ddof)
         rows = self.picked(x, weight)
         if len(rows) == len(self):  # every row counts, so their order does not matter
             return groups.moments(self.group, x, self.n_groups, ddof)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from counterpoint.credit.anchors import (
 from counterpoint.credit.grouped import Singleton, Spread, check_spread, compared, standing
 from counterpoint.credit.returns import Clock, MaskedReward, returns
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps, Weight
 
@@ -116,7 +116,9 @@ def gigpo(
     return Credit(
         episode.values + step_weight * step,
         estimand="outcome+anchor",
-        parts={"episode": episode.values, "step": step, "step_return": G, **about, **episode.parts},
+        parts=Parts(
+            {"episode": episode.values, "step": step, "step_return": G}, about, episode.parts
+        ),
         diagnostics={
             **episode.diagnostics,
             **sample_sizes(steps, counted, nested),
@@ -127,12 +129,14 @@ def gigpo(
 
 def _at_anchor(
     G: Floats, counted: Bools, cell: Ints, spread: Spread
-) -> tuple[Floats, dict[str, Floats]]:
-    """A_S of every row, and the mean, spread and size of its anchor group."""
+) -> tuple[Floats, dict[str, Callable[[], Floats]]]:
+    """A_S of every row, and the size, mean and spread of its anchor group."""
     every = counted.all()
     found = compared(G, cell, None if every else np.flatnonzero(counted), spread)
-    step, sizes = found.advantage, found.size.take(cell)
     if not every:
-        step[~counted & ~np.isnan(G)] = 0.0
-        sizes[~counted] = 0.0
-    return step, {"anchor_size": sizes, "step_mean": found.mean, "step_std": found.std}
+        found.advantage[~counted & ~np.isnan(G)] = 0.0
+    return found.advantage, {
+        "anchor_size": lambda: np.where(counted, found.about["n"](), 0.0),
+        "step_mean": found.about["mean"],
+        "step_std": found.about["std"],
+    }

@@ -68,6 +68,8 @@ def _promises(
     """Every promise in words, and whether it is kept; asked one after another."""
     values, n = credit.values, len(steps)
     yield f"{len(values)} values for {n} rows", len(values) == n
+    odd = [name for name, part in credit.parts.items() if len(part) != n]
+    yield f"the part {', '.join(odd)} has not one entry per row", not odd
     yield "the estimand is not stated", credit.estimand not in ("", "unstated")
     yield f"the unit is {credit.unit!r}, none of {', '.join(UNITS)}", credit.unit in UNITS
     said = credit.diagnostics.get("effective_sample_size")

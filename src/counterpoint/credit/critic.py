@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from counterpoint.credit.returns import (
     whitened,
 )
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
@@ -97,14 +98,20 @@ def gae(
         after, ahead = np.where(chain.last, cut, after), np.where(chain.last, gamma * cut, ahead)
     ahead += chain.reward
     ahead -= V
-    A = scan(ahead, gae_lambda * chain.decay)
-    parts = {"delta": ahead, "value": V, "next_value": after, "gae": A, "return": A + V}
-    spread = {name: _on_rows(steps, chain, part) for name, part in parts.items()}
+    A = scan(ahead, chain.decay, gae_lambda)
+    made = {"delta": ahead, "value": V, "next_value": after, "gae": A}
+
+    def part(name: str) -> Callable[[], Floats]:
+        return lambda: _on_rows(steps, chain, made[name])
+
     return Credit(
-        whitened(spread["gae"])[0] if whiten else spread["gae"].copy(),
+        _on_rows(steps, chain, _whitened(steps, chain, A) if whiten else A),
         estimand="seqau" if values == "given" and critic == "team" else "anchor",
         identified="assumption:true_value" if values == "given" else "heuristic",
-        parts=spread,
+        parts=Parts(
+            {name: part(name) for name in made},
+            {"return": lambda: _on_rows(steps, chain, A + V)},
+        ),
         diagnostics=_diagnostics(steps, values, sigma_floor),
     )
 
@@ -144,8 +151,8 @@ def chain_of(steps: Steps, gamma: float, critic: Who, masked_reward: MaskedRewar
 
 def following(x: Floats, chain: Chain) -> Floats:
     """The following turn's `x`, 0 after the last."""
-    out = np.zeros(len(x))
-    np.copyto(out[:-1], x[1:], where=~chain.last[:-1])
+    out = np.append(x[1:], x[:1])
+    out[chain.last] = 0.0
     return out
 
 
@@ -161,7 +168,7 @@ def _td(chain: Chain, cell: Ints, gae_lambda: float) -> Floats:
     V = np.zeros(len(cell))
     for _ in range(_SWEEPS):
         delta = chain.reward + chain.decay * following(V, chain) - V
-        new = groups.mean(cell, V + scan(delta, gae_lambda * chain.decay), n).take(cell)
+        new = groups.mean(cell, V + scan(delta, chain.decay, gae_lambda), n).take(cell)
         moved = np.abs(new - V).max(initial=0.0)
         V = new
         if moved <= _SETTLED * max(1.0, np.abs(V).max(initial=0.0)):
@@ -183,6 +190,16 @@ def _cut_values(steps: Steps, chain: Chain) -> Floats:
 def _on_rows(steps: Steps, chain: Chain, part: Floats) -> Floats:
     """Spread over the table, NaN where nothing is credited."""
     return only_scored(steps, on_rows(steps, chain.rows, part))
+
+
+def _whitened(steps: Steps, chain: Chain, A: Floats) -> Floats:
+    """Zero mean and unit variance over the credited turns."""
+    if not len(steps.unscored):
+        return whitened(A)[0]
+    credited = ~np.isnan(steps.outcome[chain.rows])
+    out = np.full(len(A), np.nan)
+    out[credited] = whitened(A[credited])[0]
+    return out
 
 
 def _diagnostics(steps: Steps, values: Values, sigma_floor: float) -> dict[str, float]:

@@ -15,9 +15,10 @@ from counterpoint.credit.grouped import (
     only_trainable,
     scaling,
     single,
+    spread_over,
 )
 from counterpoint.groups import Floats
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
@@ -94,13 +95,10 @@ def fold_grpo(
     return Credit(
         values,
         estimand="outcome",
-        parts={
-            "outcome": R,
-            "process": Q,
-            "mean": mean.take(steps.group),
-            "std": sigma.take(steps.group),
-            "n": n.take(steps.group),
-        },
+        parts=Parts(
+            {"outcome": R, "process": Q},
+            spread_over(steps.group, {"mean": mean, "std": sigma, "n": n}),
+        ),
         diagnostics={
             **group_diagnostics(steps, alive, n),
             **{name: int(np.count_nonzero(rows & known)) for name, rows in said.items()},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from counterpoint import groups
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps, Weight
 
@@ -102,11 +103,10 @@ def rloo(steps: Steps, *, singleton: Singleton = "zero", sigma_floor: float = 1e
     return Credit(
         only_trainable(steps, advantage),
         estimand="outcome",
-        parts={
-            "outcome": steps.outcome,
-            "baseline": baseline,
-            "n": scored.take(steps.group),
-        },
+        parts=Parts(
+            {"outcome": steps.outcome, "baseline": baseline},
+            spread_over(steps.group, {"n": scored}),
+        ),
         diagnostics=group_diagnostics(steps, alive, scored),
     )
 
@@ -139,13 +139,24 @@ class Spread(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Values against the mean of their cell: three arrays per row, then two per cell."""
+    """Values against the mean of their cell: an advantage per row, and what is said of each cell.
+
+    `about` names what each row's cell has: mean, std, n.
+    """
 
     advantage: Floats
-    mean: Floats
-    std: Floats
+    about: Mapping[str, Callable[[], Floats]]
     alive: Bools
     size: Floats
+
+
+def spread_over(codes: Ints, of: Mapping[str, Floats]) -> dict[str, Callable[[], Floats]]:
+    """Parts that rows share by code, spread over the rows when they are read."""
+
+    def spread(values: Floats) -> Callable[[], Floats]:
+        return lambda: values.take(codes)
+
+    return {name: spread(values) for name, values in of.items()}
 
 
 def standing(
@@ -170,8 +181,8 @@ def standing(
         )
     if unbias:
         scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
-    baseline = mean.take(steps.group)
-    advantage = x - baseline
+    advantage = mean.take(steps.group)
+    np.subtract(x, advantage, out=advantage)
     advantage *= scale.take(steps.group)
     advantage += 0.0  # a dead group gets 0, not −0
     scored = n if weight == "rollout" else steps.moments(steps.outcome)[2]
@@ -179,12 +190,7 @@ def standing(
     return Credit(
         only_trainable(steps, advantage),
         estimand="outcome",
-        parts={
-            "outcome": x,
-            "mean": baseline,
-            "std": sigma.take(steps.group),
-            "n": n.take(steps.group),
-        },
+        parts=Parts({"outcome": x}, spread_over(steps.group, {"mean": mean, "std": sigma, "n": n})),
         diagnostics=group_diagnostics(steps, alive, scored),
     )
 
@@ -199,11 +205,12 @@ def compared(x: Floats, cell: Ints, picked: Ints | None, spread: Spread) -> Comp
     mean, sigma, size = groups.moments(*of, n, spread.ddof)
     alive = sigma > spread.sigma_floor
     scale = scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
-    centre = mean.take(cell)
-    advantage = x - centre
+    advantage = mean.take(cell)
+    np.subtract(x, advantage, out=advantage)
     advantage *= scale.take(cell)
     advantage += 0.0  # a cell without spread gives 0, not −0
-    return Compared(advantage, centre, sigma.take(cell), alive, size)
+    about = spread_over(cell, {"mean": mean, "std": sigma, "n": size})
+    return Compared(advantage, about, alive, size)
 
 
 def first_of(cell: Ints, rows: Ints) -> Ints:
@@ -322,8 +329,9 @@ def rewards_copied(steps: Steps) -> int:
     begins = np.ones(len(steps), dtype=bool)
     np.not_equal(rollout[1:], rollout[:-1], out=begins[1:])
     first = np.flatnonzero(begins)
-    if not reward[first].any():
-        return 0
+    second = first[~begins[np.minimum(first + 1, len(steps) - 1)]] + 1
+    if not reward[first].any() or np.any(reward[second] != reward[second - 1]):
+        return 0  # the cheap answers: nothing at the start, or two turns told apart
     same = reward[1:] == reward[:-1]
     same |= begins[1:]
     alike = np.logical_and.reduceat(np.append(True, same), first)

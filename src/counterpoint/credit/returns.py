@@ -183,30 +183,29 @@ def reinforce_pp(
     else:
         x = returns(steps, gamma, masked_reward)
         parts = {"G": x}
-    values, centre, deviation = whitened(x, sigma_floor)
-    spread = {"batch_mean": np.full(len(x), centre), "batch_std": np.full(len(x), deviation)}
+    known, values = ~np.isnan(x), x.copy()
+    values[known], centre, deviation = whitened(x[known], sigma_floor)
+    batch = {"batch_mean": np.full(len(x), centre), "batch_std": np.full(len(x), deviation)}
     alive, sample = sigma > sigma_floor, int(scored.sum())
     about = group_diagnostics(steps, alive, scored, sample, compares=baseline == "group")
-    return Credit(values, estimand="outcome", parts={**parts, "x": x, **spread}, diagnostics=about)
+    return Credit(values, estimand="outcome", parts={**parts, "x": x, **batch}, diagnostics=about)
 
 
 def whitened(x: Floats, sigma_floor: float = 0.0) -> tuple[Floats, float, float]:
-    """Zero mean and unit variance over what is not NaN, with that mean and √(variance + 1e-8).
+    """Zero mean and unit variance over numbers, with that mean and √(variance + 1e-8).
 
-    No spread above `sigma_floor` gives 0. Raises Refused for one single number.
+    No spread above `sigma_floor` gives 0, no numbers none. Raises Refused for one single number.
     """
-    known = x[~np.isnan(x)]
-    if len(known) == 1:
+    if len(x) == 1:
         raise Refused("whitening needs two credited turns or more, here is one")
-    if not len(known):
-        return x.copy(), np.nan, np.nan
-    centre = float(known.mean())
-    known -= centre
-    variance = float(known @ known) / (len(known) - 1)
+    if not len(x):
+        return x, np.nan, np.nan
+    centre = float(x.mean())
+    off = x - centre
+    variance = float(off @ off) / (len(x) - 1)
     deviation = float(np.sqrt(variance + 1e-8))
-    if variance <= sigma_floor**2:
-        return x * 0.0, centre, deviation
-    return (x - centre) / deviation, centre, deviation
+    off *= 1 / deviation if variance > sigma_floor**2 else 0.0
+    return off, centre, deviation
 
 
 def returns(
@@ -300,16 +299,16 @@ def rewards(steps: Steps, masked_reward: MaskedReward = "previous") -> Floats:
     return groups.total(place[kept], reward[kept], len(rows))
 
 
-def scan(x: Floats, decay: Floats) -> Floats:
-    """Solve A_i = x_i + decay_i · A_{i+1}; a decay of 0 ends a rollout.
+def scan(x: Floats, decay: Floats, factor: float = 1.0) -> Floats:
+    """Solve A_i = x_i + factor · decay_i · A_{i+1}; a decay of 0 ends a rollout.
 
     Doubles its reach with every pass, so a rollout of T turns takes log₂ T passes; goes through the
     rows from the end in chunks that stay in the cache.
     """
-    out, reach = x.copy(), decay.copy()
+    out = x.copy()
     for stop in range(len(x), 0, -_CHUNK):
         start = max(0, stop - _CHUNK)
-        a, c = out[start:stop], reach[start:stop]
+        a, c = out[start:stop], decay[start:stop] * factor
         if stop < len(x):
             a[-1] += c[-1] * out[stop]
         c[-1] = 0.0

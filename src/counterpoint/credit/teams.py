@@ -19,9 +19,10 @@ from counterpoint.credit.grouped import (
     only_trainable,
     scaling,
     single,
+    spread_over,
 )
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.streams import Draws
@@ -81,12 +82,7 @@ def dr_mas(
     return Credit(
         only_trainable(steps, found.advantage),
         estimand="outcome",
-        parts={
-            "outcome": steps.outcome,
-            "mean": found.mean,
-            "std": found.std,
-            "n": found.size.take(cell),
-        },
+        parts=Parts({"outcome": steps.outcome}, found.about),
         diagnostics=group_diagnostics(steps, found.alive, found.size, sample),
     )
 
@@ -162,7 +158,7 @@ def m_grpo(
     sigma = np.sqrt(groups.total(made.cell, weight * off * off, made.cells))
     alive = sigma > sigma_floor
     size = groups.count(made.cell, made.cells)
-    cell = groups.pair(steps.group, who)
+    cell, mean = groups.pair(steps.group, who), np.where(size > 0, mu, np.nan)
     advantage = (steps.outcome - mu[cell]) * scaling(sigma, alive, eps)[cell] + 0.0
     lone(steps, steps.outcome, advantage, single(cell, size), singleton)
     live = made.row[alive[made.cell]]
@@ -170,14 +166,14 @@ def m_grpo(
     return Credit(
         only_trainable(steps, advantage),
         estimand="outcome",
-        parts={
-            "outcome": steps.outcome,
-            "mean": np.where(size > 0, mu, np.nan)[cell],
-            "std": sigma[cell],
-            "n": size[cell],
-            "calls": made.on_rows(made.made),
-            "loss_weight": made.on_rows(weight),
-        },
+        parts=Parts(
+            {"outcome": steps.outcome},
+            spread_over(cell, {"mean": mean, "std": sigma, "n": size}),
+            {
+                "calls": lambda: made.on_rows(made.made),
+                "loss_weight": lambda: made.on_rows(weight),
+            },
+        ),
         diagnostics=group_diagnostics(steps, alive, size, sample),
     )
 

@@ -31,7 +31,7 @@ from counterpoint.credit.returns import (
     scan,
 )
 from counterpoint.groups import Floats
-from counterpoint.ledger import Credit
+from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
@@ -97,12 +97,11 @@ def grpo_process(
     values = found.advantage.copy() if first_sum else _onward(steps, found.advantage)
     _, _, scored = steps.moments(steps.outcome)
     lone(steps, G, values, single(steps.group, scored), singleton)
-    about = {"mean": found.mean, "std": found.std, "n": found.size.take(steps.group)}
     live = rows[found.alive[steps.group[rows]]]
     return Credit(
         values,
         estimand="outcome",
-        parts={"G": G, "x": x, "normalized": found.advantage, **about},
+        parts=Parts({"G": G, "x": x, "normalized": found.advantage}, found.about),
         diagnostics=group_diagnostics(steps, found.alive, scored, n_rollouts(steps, live)),
     )
 
@@ -164,7 +163,7 @@ def magrpo(
     return Credit(
         found.advantage,
         estimand="outcome",
-        parts={"G": G, "mean": found.mean, "std": found.std, "n": found.size.take(turn)},
+        parts=Parts({"G": G}, found.about),
         diagnostics=group_diagnostics(steps, found.alive, found.size, n_rollouts(steps, live)),
     )
 
