@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from counterpoint.credit import gae, gigpo, grpo
+from counterpoint.credit import METHODS, estimate, gae, gigpo, grpo, rloo
 from counterpoint.groups import encode_labels
 from counterpoint.steps import Steps
 
 EPS = 1e-6
+
+TEXTS = "string ids (rollouts are numbered too, which the peer never looks at)"
+"""A dictionary look-up a label; the ids of 100,000 rollouts cost more than all of the rest."""
+
+BYTES = "both sides wait for memory"
+"""Why GAE cannot win by much: half a million turns are moved through a dozen arrays of 4 MB."""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -30,10 +37,14 @@ def rows() -> list[dict[str, Any]]:
     return [
         gigpo_against_loop(),
         *gigpo_growth(),
-        grpo_against_vectorised(codes=False),
-        grpo_against_vectorised(codes=True),
-        gae_against_loop(),
+        against_vectorised("GRPO", codes=False),
+        against_vectorised("GRPO", codes=True),
+        against_vectorised("RLOO", codes=False),
+        against_vectorised("RLOO", codes=True),
+        gae_against_loop(holes=True),
+        gae_against_loop(holes=False),
         label_coding(),
+        *memory(),
     ]
 
 
@@ -161,7 +172,7 @@ def gigpo_growth() -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------------------------------------
-# GRPO
+# GRPO and RLOO
 
 
 def grpo_vectorised(uid: np.ndarray, score: np.ndarray) -> np.ndarray:
@@ -173,22 +184,34 @@ def grpo_vectorised(uid: np.ndarray, score: np.ndarray) -> np.ndarray:
     return off / (np.sqrt(variance)[group] + EPS)
 
 
-def grpo_against_vectorised(codes: bool, n: int = 100_000) -> dict[str, Any]:
+def rloo_vectorised(uid: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """The same numbering, then n/(n − 1) times the distance from the group's mean."""
+    group = np.unique(uid, return_inverse=True)[1]
+    n = np.bincount(group)
+    off = score - (np.bincount(group, weights=score) / n)[group]
+    return off * (n / np.maximum(n - 1, 1))[group]
+
+
+RELATIVE = {"GRPO": (grpo, grpo_vectorised), "RLOO": (rloo, rloo_vectorised)}
+
+
+def against_vectorised(name: str, codes: bool, n: int = 100_000) -> dict[str, Any]:
+    run, vectorised = RELATIVE[name]
     score = np.random.default_rng(0).random(n)
     group = np.arange(n) // 8
     uid = np.array([f"task-{g}" for g in group], dtype=object)
     traj = np.array([f"run-{i}" for i in range(n)], dtype=object)
     steps = Steps.from_columns(group=group, rollout=np.arange(n), reward=score)
-    assert np.allclose(grpo(steps).values, grpo_vectorised(uid, score), atol=1e-9)
+    assert np.allclose(run(steps).values, vectorised(uid, score), atol=1e-9)
 
     def from_texts() -> Any:
-        return grpo(Steps.from_columns(group=uid, rollout=traj, reward=score))
+        return run(Steps.from_columns(group=uid, rollout=traj, reward=score))
 
     ours, peer = alternately(
-        (lambda: grpo(fresh(steps))) if codes else from_texts, lambda: grpo_vectorised(uid, score)
+        (lambda: run(fresh(steps))) if codes else from_texts, lambda: vectorised(uid, score)
     )
     return entry(
-        f"GRPO, {n:,} rollouts, from {'codes' if codes else 'string ids'}",
+        f"{name}, {n:,} rollouts, from {'codes' if codes else TEXTS}",
         ours,
         peer,
         "sorted string ids, then sums by group, as in verl's vectorised form (there in torch)",
@@ -217,10 +240,10 @@ def gae_loop(
     return (advantage - held.mean()) / np.sqrt(held.var(ddof=1) + 1e-8) * mask
 
 
-def gae_against_loop(rows_: int = 1024, length: int = 512) -> dict[str, Any]:
+def gae_against_loop(holes: bool, rows_: int = 1024, length: int = 512) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shape = (rows_, length)
-    mask = (rng.random(shape) < 0.9).astype(float)
+    mask = (rng.random(shape) < (0.9 if holes else 2.0)).astype(float)
     reward, value = rng.normal(size=shape) * mask, rng.normal(size=shape)
     steps = Steps.from_columns(
         rollout=np.repeat(np.arange(rows_), length),
@@ -239,7 +262,8 @@ def gae_against_loop(rows_: int = 1024, length: int = 512) -> dict[str, Any]:
     assert np.allclose(np.nan_to_num(ours_().values), peer_().ravel(), atol=1e-9)
     ours, peer = alternately(ours_, peer_, 7)
     name = "loop over positions, as in verl (there in torch)"
-    return entry(f"GAE, {rows_} × {length}, masks, whitened", ours, peer, name, 20)
+    shown = "with holes" if holes else "all trainable"
+    return entry(f"GAE, {rows_} × {length}, {shown}, whitened ({BYTES})", ours, peer, name, 20)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -258,6 +282,27 @@ def label_coding(n: int = 1_000_000) -> dict[str, Any]:
         "ratio": None,
         "goal": 1.2,
     }
+
+
+# ---------------------------------------------------------------------------------------------
+# Memory
+
+
+def memory(n: int = 100_000) -> list[dict[str, Any]]:
+    """Bytes a turn that each method holds at its peak, beyond the table it reads."""
+    row = np.arange(n)
+    more = {"value": row % 7, "value_high": row % 5, "segment_start": row % 3 == 0}
+    steps = Steps.from_columns(**episodes(n), **more)
+    rows_ = []
+    for name, method in METHODS.items():
+        if method.family == "observational":
+            tracemalloc.start()
+            estimate(name, fresh(steps))
+            peak = tracemalloc.get_traced_memory()[1] / n
+            tracemalloc.stop()
+            none = {"peer": None, "peer_name": None, "ratio": None}
+            rows_.append({"job": f"{name}, bytes a turn", "ours": peak, **none, "goal": 200})
+    return rows_
 
 
 if __name__ == "__main__":

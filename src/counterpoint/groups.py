@@ -116,7 +116,7 @@ def _blocks(codes: Ints, n: int) -> int:
 def _block_moments(table: Floats, ddof: int) -> tuple[Floats, Floats, Floats]:
     """`moments` of the rows of a table (groups, members)."""
     n, each = table.shape
-    centre = table.sum(axis=1) / each
+    centre = np.einsum("ij->i", table) / each  # a sum over short rows is slow
     off = table - centre[:, None]
     variance = np.einsum("ij,ij->i", off, off) / max(each - ddof, 1)
     return centre, np.sqrt(variance) if each > ddof else np.zeros(n), np.full(n, float(each))

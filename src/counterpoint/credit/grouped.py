@@ -92,22 +92,19 @@ def rloo(steps: Steps, *, singleton: Singleton = "zero", sigma_floor: float = 1e
     form 0.
     """
     check_spread(False, 1, 0.0, sigma_floor)
-    _, sigma, scored = steps.moments(steps.outcome)
-    alive = sigma > sigma_floor
-    baseline, others = others_mean(steps, steps.outcome)
-    advantage = steps.outcome - baseline
-    if not alive.all():
-        advantage *= alive.take(steps.group)
-        advantage += 0.0  # a dead group gets 0, not −0
-    lone(steps, steps.outcome, advantage, others == 0, singleton)
+    R, spread = steps.outcome, Spread(False, 1, 0.0, sigma_floor)
+    credit = standing(steps, R, spread, singleton, "rollout", unbias=True)
+    values = credit.values
+    if steps.cell is not steps.rollout:  # n counts agents: the others are not n − 1
+        baseline, others = others_mean(steps, R)
+        values = (R - baseline) * (credit.parts["std"] > sigma_floor) + 0.0
+        lone(steps, R, values, others == 0, singleton)
+    parts = {"outcome": R, "baseline": lambda: others_mean(steps, R)[0]}
     return Credit(
-        only_trainable(steps, advantage),
+        only_trainable(steps, values),
         estimand="outcome",
-        parts=Parts(
-            {"outcome": steps.outcome, "baseline": baseline},
-            spread_over(steps.group, {"n": scored}),
-        ),
-        diagnostics=group_diagnostics(steps, alive, scored),
+        parts=Parts(parts, {"n": lambda: credit.parts["n"]}),
+        diagnostics=credit.diagnostics,
     )
 
 
