@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from counterpoint.recorder import SIDE_FILE_OVER, Recorder, TraceRecorder
+from counterpoint.append import SIDE_FILE_OVER
+from counterpoint.recorder import Recorder, TraceRecorder
 from counterpoint.schema import (
     KINDS,
     Act,
@@ -360,7 +361,7 @@ BAD: dict[str, tuple[Callable[[TraceRecorder], Any], str]] = {
     "NaN in content": (lambda t: t.message("a", "b", [math.nan]), "NaN or infinity"),
     "NaN in an item": (lambda t: t.act("a", items=[Item(verb="stop", logprob=math.nan)]), "NaN"),
     "text that is none": (lambda t: t.act("a", 5), "the text of an act is a string"),
-    "agent that is none": (lambda t: t.act(5), "named by a string, not by a int"),
+    "agent that is none": (lambda t: t.act(5), r"got `int` - at `\$.agent`"),
     "checker that is none": (lambda t: t.reward(1, source=5), r"got `int` - at `\$.agent`"),
     "agent is a list": (lambda t: t.message(["a"], "b"), "an agent is named by a string"),
     "receiver that is none": (lambda t: t.message("a", 5), r"\$.to"),
@@ -391,9 +392,25 @@ BAD: dict[str, tuple[Callable[[TraceRecorder], Any], str]] = {
     ),
     "emit of raw": (
         lambda t: t.emit(Custom(trace_id="", seq=0, agent="a", name="x", data_raw=Raw(b"{"))),
-        "made by `freeze`",
+        "give the value itself",
     ),
-    "emit of no event": (lambda t: t.emit(t.header), "only an event can be recorded"),
+    "emit of raw in an item": (
+        lambda t: t.emit(
+            Act(trace_id="", seq=0, agent="a", items=(Item(verb="none", content_raw=Raw(b"{")),))
+        ),
+        "content of an item is made by `freeze`",
+    ),
+    "emit of a negative cause": (
+        lambda t: t.emit(
+            Act(trace_id="", seq=0, agent="a", causes=(Cause(seq=-1, kind="derives"),))
+        ),
+        "event -1 is its cause and not earlier",
+    ),
+    "emit of no causes": (
+        lambda t: t.emit(Act(trace_id="", seq=0, agent="a", causes=None)),
+        r"\$.causes",
+    ),
+    "emit of no event": (lambda t: t.emit(t.header), "recorded by `emit`, not a Header"),
     "emit of NaN": (
         lambda t: t.emit(Reward(trace_id="", seq=0, agent="a", amount=math.nan)),
         "NaN or infinity",

@@ -12,20 +12,24 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from counterpoint.schema import (
     Act,
     AgentReturn,
     Cause,
     Delegate,
+    EdgeKind,
     Event,
     Header,
+    Line,
     Message,
     Observe,
     Reward,
@@ -34,16 +38,37 @@ from counterpoint.schema import (
     ToolCall,
     ToolResult,
     chain,
-    decode,
     encode,
     header_digest,
 )
-from counterpoint.spelling import CANONICAL, MAX_LINE, Refused, digest_of
+from counterpoint.spelling import (
+    CANONICAL,
+    MAX_LINE,
+    SIDE,
+    Payload,
+    Refused,
+    digest_of,
+    freeze,
+    side_folder,
+)
 
 E = TypeVar("E", bound=Event)
 Sync = Literal["trace", "write", "disk"]
 
+_READ = msgspec.json.Decoder(Line).decode
+Cited: TypeAlias = Event | int
+"""An earlier event, or its `seq`."""
+Causes: TypeAlias = Iterable[Cited]
+Ids: TypeAlias = str | Sequence[str]
+"""One agent's id, or several."""
 Links: TypeAlias = tuple[Cause, ...]
+
+SIDE_FILE_OVER = 1 << 20
+"""Bytes of content above which it goes to a side file."""
+
+
+_ESCAPED = 6
+"""Bytes of the longest spelling of a character."""
 
 _EVENTS_PER_DISK_SYNC = 64
 _ORDER = "inferred:order"
@@ -68,7 +93,7 @@ class AppendOnly:
             raise Refused(f"{path} would be compressed, which cannot be appended to; gzip it after")
         self.path = path / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl" if path.is_dir() else path
         self.sync = sync
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._held: dict[str, list[bytes]] = {}
         self._unsynced = 0
         self._unsure = True  # whether the file ends in a newline
@@ -80,33 +105,34 @@ class AppendOnly:
     def append(self, trace_id: str, lines: list[bytes], sealed: bool = False) -> None:
         """Keep whole lines of a trace; each is taken off the list once it is kept.
 
+        Several threads take turns by holding `lock`.
+
         Raises:
             OSError: the disk refused. What is still on the list is not in the file and may be
                 given again; all that was kept before is intact.
             Refused: the file was closed.
         """
-        with self._lock:
-            if self._file < 0:
-                raise Refused(f"the recorder of {self.path} is closed, or is a parent process's")
-            if self.sync != "trace":
-                self._write(lines)
-            elif sealed:
-                self._write_with_held(trace_id, lines)
-            else:
-                self._held.setdefault(trace_id, []).extend(lines)
-                lines.clear()
-            if sealed and self.sync == "disk":
-                self._force()
+        if self._file < 0:
+            raise Refused(f"the recorder of {self.path} is closed, or is a parent process's")
+        if self.sync != "trace":
+            self._write(lines)
+        elif sealed:
+            self._write_with_held(trace_id, lines)
+        else:
+            self._held.setdefault(trace_id, []).extend(lines)
+            lines.clear()
+        if sealed and self.sync == "disk":
+            self._force()
 
     def release(self, trace_id: str) -> None:
         """Write what waits of a trace that will have no seal."""
-        with self._lock:
+        with self.lock:
             if self._file >= 0:
                 self._write_with_held(trace_id, [])
 
     def close(self) -> None:
         """Write what waits, force it to the disk if that was asked for, and give the file back."""
-        with self._lock:
+        with self.lock:
             if self._file < 0:
                 return
             try:
@@ -215,7 +241,7 @@ _OWNED: weakref.WeakSet[AppendOnly] = weakref.WeakSet()
 def _leave_to_parent() -> None:
     """In a forked child: the files are its parent's, and a child that lives on lets them go."""
     for store in list(_OWNED):
-        store._lock = threading.Lock()
+        store.lock = threading.RLock()
         store.disown()
 
 
@@ -232,22 +258,23 @@ class TraceLog:
     def __init__(self, store: AppendOnly, header: Header) -> None:
         line, self.header = _spell(header)
         self._store = store
-        self._lock = threading.RLock()
-        self._clock = time.time if self.header.started is not None else None
+        self._lock = store.lock
+        self._id = self.header.trace_id
+        self._timed = self.header.started is not None
         self._digest = header_digest(self.header)
         self._first = self.header.fork.seq if self.header.fork else 0
         self._next = self._first
-        self._kinds: dict[str, int] = {}
+        self._kinds: Counter[str] = Counter()
         self._totals: dict[str, float] = {"tokens_in": 0, "tokens_out": 0, "cost_usd": 0.0}
         self._closed: str | None = None
-        self._observed: dict[str, int] = {}
-        self._acted: dict[str, int] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
         self._born: dict[str, int] = {}
         self._inbox: dict[str, list[int]] = {}
         self._calls: dict[int, str] = {}
         self._leaves: dict[int, None] = {}
         self._environment: int | None = None
-        store.append(self.header.trace_id, [line])
+        with self._lock:
+            store.append(self._id, [line])
 
     def end(self) -> Seal:
         """Write the seal: nothing follows it.
@@ -258,59 +285,64 @@ class TraceLog:
         """
         with self._lock:
             if self._closed:
-                raise Refused(f"trace {self.header.trace_id} {self._closed}; open another trace")
+                raise Refused(f"trace {self._id} {self._closed}; open another trace")
             totals = {name: total for name, total in self._totals.items() if total}
             seal = Seal(
-                trace_id=self.header.trace_id,
+                trace_id=self._id,
                 events=self._next - self._first,
-                kinds=self._kinds,
+                kinds=dict(self._kinds),
                 digest=self._digest.hex(),
                 **cast(Any, totals),
             )
             lines = [encode(seal) + b"\n"]
             try:
                 self._closed = _INTERRUPTED
-                self._store.append(self.header.trace_id, lines, sealed=True)
+                self._store.append(self._id, lines, sealed=True)
             except (OSError, Refused):
                 self._closed = "has its seal" if not lines else None
                 raise
             self._closed = "has its seal"
             return seal
 
-    def _event(self, kind: type[E], agent: str, links: Links, fields: dict[str, Any]) -> E:
-        """Build an event and write it."""
+    def _event(self, event: E, links: Links) -> E:
+        """Write an event with these causes."""
         with self._lock:
-            return self._put(self._built(kind, agent, links, fields))
+            return self._put(self._stamped(event, links))
 
-    def _effect(self, kind: type[E], agent: str, links: Links, fields: dict[str, Any]) -> E:
-        """Something that an act brought about: authorised by the agent's last act."""
-        act = self._acted.get(_named(agent))
-        if act is not None:
-            links = (Cause(seq=act, kind="authorizes"), *links)
-        return self._event(kind, agent, links, fields)
+    def _effect(self, event: E, links: Links) -> E:
+        """Write something that an act brought about: it is authorised by the agent's last act."""
+        with self._lock:
+            act = self._last(event.agent)[1]
+            own = () if act < 0 else (Cause(seq=act, kind="authorizes"),)
+            return self._put(self._stamped(event, own + links))
 
-    def _built(
-        self, kind: type[E], agent: str, links: Links, fields: dict[str, Any], after: int = 0
-    ) -> E:
-        """The event that would be written after so many others; without a cause it follows them."""
+    def _stamped(self, event: E, links: Links, after: int = 0) -> E:
+        """The event as it stands in the trace; without a cause it follows the one before it."""
         seq = self._next + after
         if not links and seq > self._first:
             links = (Cause(seq=seq - 1, kind="precedes", basis=_ORDER),)
-        return kind(
-            trace_id=self.header.trace_id,
-            t_start=self._clock() if self._clock else None,
+        return replace(
+            event,
+            trace_id=self._id,
+            t_start=time.time() if self._timed else None,
             seq=seq,
-            agent=agent,
             causes=links,
-            **fields,
         )
+
+    def _last(self, agent: str) -> tuple[int, int]:
+        """An agent's last observation and act, −1 for none."""
+        try:
+            return self._turns.get(agent, (-1, -1))
+        except TypeError:
+            name = type(agent).__name__
+            raise Refused(f"an agent is named by a string, not by a {name}") from None
 
     def _life(self, agent: str, acts: bool) -> Links:
         """What an agent's next turn follows: its last observation and act, else its birth.
 
         If it acts on an observation that was not acted on yet, the act derives from it.
         """
-        seen, acted = self._observed.get(_named(agent), -1), self._acted.get(agent, -1)
+        seen, acted = self._last(agent)
         links = []
         if seen >= 0:
             links.append(Cause(seq=seen, kind="derives" if acts and seen > acted else "precedes"))
@@ -320,30 +352,60 @@ class TraceLog:
             links.append(Cause(seq=self._born[agent], kind="spawns"))
         return tuple(links)
 
-    def _put(self, event: E, before: tuple[Event, ...] = ()) -> E:
+    def _links(self, kind: EdgeKind, causes: Causes, basis: str = "recorded") -> Links:
+        if not causes:
+            return ()
+        try:
+            return tuple([Cause(seq=self._seq(c), kind=kind, basis=basis) for c in causes])
+        except TypeError:
+            raise Refused("causes are a list of events; write [event] for one of them") from None
+
+    def _seq(self, cited: Cited) -> int:
+        here = self._id
+        if isinstance(cited, Event) and (cited.trace_id == here or self.header.fork):
+            cited = cited.seq
+        if isinstance(cited, int) and 0 <= cited < self._next:
+            return cited
+        what = cited if isinstance(cited, int) else f"this {type(cited).__name__}"
+        raise Refused(f"a cause is an earlier event of trace {here} or its seq, not {what}")
+
+    def _payload(self, value: Any) -> Payload:
+        """Freeze a value; over a mebibyte it goes to a side file and a reference stands for it.
+
+        So does content that looks like such a reference, lest it be taken for one.
+        """
+        raw = freeze(value)
+        if type(value) is str and len(value) * _ESCAPED < SIDE_FILE_OVER:
+            return raw
+        if raw is UNSET or (len(data := bytes(raw)) <= SIDE_FILE_OVER and data[:9] != SIDE):
+            return raw
+        return freeze(aside(side_folder(self._store.path), data))
+
+    def _put(self, event: E, *, before: Event | None = None) -> E:
         """Write an event, or none if one could not be read back; return it as it will be read."""
         if self._closed:
-            raise Refused(f"trace {self.header.trace_id} {self._closed}; open another trace")
-        ready = [_spell(one) for one in (*before, event)]
-        lines, failure = [line for line, _ in ready], None
+            raise Refused(f"trace {self._id} {self._closed}; open another trace")
+        ready = [_spell(event)] if before is None else [_spell(before), _spell(event)]
+        lines = [line for line, _ in ready]
         self._closed = _INTERRUPTED
+        failure: Exception | None = None
         try:
-            self._store.append(self.header.trace_id, lines)
+            self._store.append(self._id, lines)
         except (OSError, Refused) as error:
             failure = error
-        for line, written in ready[: len(ready) - len(lines)]:
-            self._note(line, written)
+        for line, read in ready[: len(ready) - len(lines)]:
+            self._note(line, read)
         self._closed = None
         if failure is not None:
             raise failure
-        written_last: E = ready[-1][1]
-        return written_last
+        put: E = ready[-1][1]
+        return put
 
     def _note(self, line: bytes, event: Event) -> None:
         """Take in an event that is written."""
         self._next = event.seq + 1
         self._digest = chain(self._digest, line[:-1])
-        self._kinds[event.kind] = self._kinds.get(event.kind, 0) + 1
+        self._kinds[event.kind] += 1
         if event.tokens_in or event.tokens_out or event.cost_usd:
             for name in self._totals:
                 self._totals[name] += getattr(event, name) or 0
@@ -356,11 +418,11 @@ class TraceLog:
             remember(self, event)
 
     def _observes(self, event: Observe) -> None:
-        self._observed[event.agent] = event.seq
+        self._turns[event.agent] = (event.seq, self._last(event.agent)[1])
         self._inbox.pop(event.agent, None)
 
     def _acts(self, event: Act) -> None:
-        self._acted[event.agent] = event.seq
+        self._turns[event.agent] = (self._last(event.agent)[0], event.seq)
         self._inbox.pop(event.agent, None)
 
     def _spawns(self, event: Spawn) -> None:
@@ -394,17 +456,11 @@ _MEMORY: dict[type[Event], Callable[[TraceLog, Any], None]] = {
 """What is remembered of an event, by kind."""
 
 
-def _named(agent: str) -> str:
-    if not isinstance(agent, str):
-        raise Refused(f"an agent is named by a string, not by a {type(agent).__name__}")
-    return agent
-
-
 def _spell(record: Any) -> tuple[bytes, Any]:
     """A record's line, and what a reader will find in it: the same, or it is refused."""
     try:
         meant = CANONICAL.encode(record)
-        read = decode(meant)
+        read: Any = _READ(meant)
         line = CANONICAL.encode(read)  # a whole number given for a float is a float now
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise _refused(record, str(error)) from None
@@ -413,10 +469,9 @@ def _spell(record: Any) -> tuple[bytes, Any]:
         raise _refused(record, "it holds NaN or infinity")
     if len(line) > MAX_LINE:
         raise _refused(record, f"it takes {len(line)} bytes, over the {MAX_LINE} of a line")
-    if isinstance(read, Event):
-        for cause in read.causes:
-            if not 0 <= cause.seq < read.seq:
-                raise _refused(record, f"event {cause.seq} is its cause and not earlier")
+    for cause in getattr(read, "causes", ()):
+        if not 0 <= cause.seq < read.seq:
+            raise _refused(record, f"event {cause.seq} is its cause and not earlier")
     return line + b"\n", read
 
 
@@ -424,3 +479,17 @@ def _refused(record: Any, why: str) -> Refused:
     kind, seq = record.__struct_config__.tag, getattr(record, "seq", None)
     which = f"this {kind}" if seq is None else f"this {kind}, event {seq},"
     return Refused(f"{which} cannot be recorded: {why}")
+
+
+def ids(to: Ids) -> Any:
+    """A tuple of ids from one id or several."""
+    return (to,) if isinstance(to, str) else as_tuple(to)
+
+
+def as_tuple(values: Any) -> Any:
+    """A tuple from any sequence or array; what is none is left for the type check to refuse."""
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    try:
+        return tuple(listed)
+    except TypeError:
+        return values

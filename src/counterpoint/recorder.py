@@ -11,32 +11,29 @@ its way to the disk before the call returns (see `sync`); nothing written is eve
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET
+from msgspec.structs import replace
 
-from counterpoint.append import AppendOnly, Links, Sync, TraceLog, aside
+from counterpoint.append import AppendOnly, Causes, Cited, E, Ids, Sync, TraceLog, as_tuple, ids
 from counterpoint.schema import (
     FORMAT,
     Act,
     AgentRef,
     AgentReturn,
     Aggregate,
-    AnyEvent,
     Cause,
     Custom,
     Delegate,
     Deliver,
     Despawn,
-    EdgeKind,
     Event,
+    Family,
     Header,
     Intervene,
     Item,
@@ -50,24 +47,16 @@ from counterpoint.schema import (
     Spawn,
     Status,
     Stop,
+    StopReason,
     Target,
     ToolCall,
     ToolResult,
     Trust,
+    Verifiable,
     Write,
 )
-from counterpoint.spelling import CANONICAL, Payload, Refused, canonical, digest_of, freeze
-from counterpoint.store import PAYLOADS, SIDE, payloads, records, side_folder
-
-Cited: TypeAlias = Event | int
-"""An earlier event, or its `seq`."""
-Causes: TypeAlias = Iterable[Cited]
-Ids: TypeAlias = str | Sequence[str]
-"""One agent's id, or several."""
-E = TypeVar("E", bound=Event)
-
-SIDE_FILE_OVER = 1 << 20
-"""Bytes of content above which it goes to a side file."""
+from counterpoint.spelling import CANONICAL, Refused, canonical, digest_of, freeze
+from counterpoint.store import PAYLOADS, payloads, records
 
 
 class Recorder:
@@ -86,22 +75,20 @@ class Recorder:
     def __init__(self, path: str | Path, *, sync: Sync = "write") -> None:
         self._store = AppendOnly(Path(path), sync)
         self.path = self._store.path
-        self._lock = threading.Lock()
         self._trace_ids: set[str] = set()
         self._rollouts: dict[str | None, set[str | None]] = {}
-        for _, value in records(self.path):
-            if isinstance(value, Header):
-                self._remember(value)
+        try:
+            for _, value in records(self.path):
+                if isinstance(value, Header):
+                    self._remember(value)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -144,9 +131,9 @@ class Recorder:
             policies=dict(policies or {}),
             agents=tuple(AgentRef(id=a, role=r) for a, r in (roles or {}).items()),
         )
-        with self._lock:
+        with self._store.lock:
             if rollout_id is None:
-                header = msgspec.structs.replace(header, rollout_id=self._next_rollout(group))
+                header = replace(header, rollout_id=self._next_rollout(group))
             return self._begin(header)
 
     def open(self, header: Header) -> TraceRecorder:
@@ -157,7 +144,7 @@ class Recorder:
         """
         if not canonical(payloads([header])):
             raise Refused("this header cannot be recorded: build its payloads with `freeze`")
-        with self._lock:
+        with self._store.lock:
             return self._begin(header)
 
     def _begin(self, header: Header) -> TraceRecorder:
@@ -173,10 +160,7 @@ class Recorder:
 
     def _next_rollout(self, group: str | None) -> str:
         taken = self._rollouts.get(group, set())
-        free = len(taken)
-        while str(free) in taken:
-            free += 1
-        return str(free)
+        return next(name for name in map(str, count(len(taken))) if name not in taken)
 
 
 def _group(task_id: str | None, policies: Mapping[str, PolicyRef]) -> str | None:
@@ -201,28 +185,24 @@ class TraceRecorder(TraceLog):
     def __enter__(self) -> TraceRecorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, *raised: object) -> None:
+        if raised[0] is None:
             self.end()
         elif not self._closed:
-            self._store.release(self.header.trace_id)
+            self._store.release(self._id)
 
     def emit(self, event: E) -> E:
         """Write an event that you built yourself: `trace_id` and `seq` are set, the rest is yours.
 
         Its payloads are made by `freeze`.
         """
-        if not isinstance(event, Event) or not canonical(payloads([cast(AnyEvent, event)])):
-            raise Refused("only an event can be recorded, and its payloads are made by `freeze`")
-        kept = {name: self._stored(getattr(event, name)) for name in PAYLOADS[type(event)]}
+        if not isinstance(event, Event):
+            raise Refused(f"an event is recorded by `emit`, not a {type(event).__name__}")
+        kept = {name: self._payload(getattr(event, name)) for name in PAYLOADS[type(event)]}
+        if isinstance(event, Act) and not canonical(payloads([event])):
+            raise Refused("the content of an item is made by `freeze`")
         with self._lock:
-            own = {"trace_id": self.header.trace_id, "seq": self._next}
-            return self._put(msgspec.structs.replace(event, **own, **kept))
+            return self._put(replace(event, trace_id=self._id, seq=self._next, **kept))
 
     # -- what an agent does ------------------------------------------------------------------
 
@@ -259,29 +239,30 @@ class TraceRecorder(TraceLog):
         """
         if text is not None and not isinstance(text, str):
             raise Refused(f"the text of an act is a string, not of type {type(text).__name__}")
-        said = {
-            "text_raw": self._payload(text),
-            "items": _tuple(items),
-            "token_ids": _tuple(token_ids),
-            "logprobs": _tuple(logprobs),
-            "trainable": trainable,
-            "value": value,
-            "policy_version": policy_version,
-        }
+        act = Act(
+            trace_id="",
+            seq=0,
+            agent=agent,
+            trainable=trainable,
+            text_raw=self._payload(text),
+            items=as_tuple(items),
+            token_ids=as_tuple(token_ids),
+            logprobs=as_tuple(logprobs),
+            policy_version=policy_version,
+            value=value,
+        )
         with self._lock:
-            shown = self._inbox.get(agent, []) if sees is None else sees
+            further = self._links("derives", causes)
+            shown = self._inbox.get(agent, ()) if sees is None else sees
             basis = "inferred:mailbox" if sees is None else "recorded"
             shows = self._links("consumes", shown, basis)
-            observes, further = shows or anchor is not None, self._links("derives", causes)
-            life = self._life(agent, acts=not observes)
-            if not observes:
-                return self._event(Act, agent, (*life, *further), said)
-            sources = tuple(Source(seq=cause.seq) for cause in shows)
-            view = {"sources": sources, "anchor": anchor}
-            seen = self._built(Observe, agent, (*life, *shows), view)
-            derives = Cause(seq=seen.seq, kind="derives")
-            act = self._built(Act, agent, (derives, *further), said, after=1)
-            return self._put(act, before=(seen,))
+            if not shows and anchor is None:
+                return self._put(self._stamped(act, self._life(agent, acts=True) + further))
+            sources = tuple([Source(seq=cause.seq) for cause in shows])
+            seen = Observe(trace_id="", seq=0, agent=agent, sources=sources, anchor=anchor)
+            seen = self._stamped(seen, self._life(agent, acts=False) + shows)
+            derives = (Cause(seq=seen.seq, kind="derives"),)
+            return self._put(self._stamped(act, derives + further, after=1), before=seen)
 
     def message(
         self,
@@ -293,21 +274,19 @@ class TraceRecorder(TraceLog):
         causes: Causes = (),
     ) -> Message:
         """Send a message; it waits in each receiver's mailbox until that agent acts."""
-        fields = {"to": _ids(to), "content_raw": self._payload(content), "channel": channel}
-        return self._effect(Message, agent, self._links("derives", causes), fields)
+        raw = self._payload(content)
+        sent = Message(
+            trace_id="", seq=0, agent=agent, to=ids(to), content_raw=raw, channel=channel
+        )
+        return self._effect(sent, self._links("derives", causes))
 
     def delegate(
-        self,
-        agent: str,
-        to: Ids,
-        content: Any = None,
-        *,
-        waits: bool = False,
-        causes: Causes = (),
+        self, agent: str, to: Ids, content: Any = None, *, waits: bool = False, causes: Causes = ()
     ) -> Delegate:
         """Hand work over; `waits` says that the sender goes on only after the return."""
-        fields = {"to": _ids(to), "content_raw": self._payload(content), "waits": waits}
-        return self._effect(Delegate, agent, self._links("derives", causes), fields)
+        raw = self._payload(content)
+        asked = Delegate(trace_id="", seq=0, agent=agent, to=ids(to), content_raw=raw, waits=waits)
+        return self._effect(asked, self._links("derives", causes))
 
     def agent_return(
         self,
@@ -319,10 +298,10 @@ class TraceRecorder(TraceLog):
         causes: Causes = (),
     ) -> AgentReturn:
         """A sub-agent's result goes back; `answers` is the delegation, if there was one."""
+        raw = self._payload(content)
+        given = AgentReturn(trace_id="", seq=0, agent=agent, to=ids(to), content_raw=raw)
         answered = self._links("returns", () if answers is None else (answers,))
-        links = (*answered, *self._links("derives", causes))
-        fields = {"to": _ids(to), "content_raw": self._payload(content)}
-        return self._effect(AgentReturn, agent, links, fields)
+        return self._effect(given, answered + self._links("derives", causes))
 
     def spawn(
         self,
@@ -334,15 +313,18 @@ class TraceRecorder(TraceLog):
         causes: Causes = (),
     ) -> Spawn:
         """Bring an agent to life; `context` waits in its mailbox."""
-        fields = {"child": child, "child_role": role, "context_raw": self._payload(context)}
-        return self._effect(Spawn, agent, self._links("derives", causes), fields)
+        given = self._payload(context)
+        born = Spawn(
+            trace_id="", seq=0, agent=agent, child=child, child_role=role, context_raw=given
+        )
+        return self._effect(born, self._links("derives", causes))
 
     def despawn(
         self, agent: str, child: str, status: Status = "completed", *, causes: Causes = ()
     ) -> Despawn:
         """End an agent."""
-        fields = {"child": child, "status": status}
-        return self._effect(Despawn, agent, self._links("derives", causes), fields)
+        gone = Despawn(trace_id="", seq=0, agent=agent, child=child, status=status)
+        return self._effect(gone, self._links("derives", causes))
 
     def tool_call(
         self,
@@ -354,9 +336,11 @@ class TraceRecorder(TraceLog):
         causes: Causes = (),
     ) -> ToolCall:
         """Call a tool; give the returned event to `tool_result`."""
-        given = self._payload(arguments)
-        fields = {"tool": tool, "arguments_raw": given, "source_id": source_id}
-        return self._effect(ToolCall, agent, self._links("derives", causes), fields)
+        raw = self._payload(arguments)
+        call = ToolCall(
+            trace_id="", source_id=source_id, seq=0, agent=agent, tool=tool, arguments_raw=raw
+        )
+        return self._effect(call, self._links("derives", causes))
 
     def tool_result(
         self,
@@ -373,16 +357,18 @@ class TraceRecorder(TraceLog):
         A result also descends from the last one that was not pure: the environment is shared.
         A call that is unknown or already answered is refused.
         """
-        links, further = self._links("answers", (call,)), self._links("derives", causes)
-        at, content_raw = links[0].seq, self._payload(content)
-        fields = {"call": at, "content_raw": content_raw, "error": error, "trust": trust}
+        at, raw = self._seq(call), self._payload(content)
         with self._lock:
-            before = self._environment
-            if at not in self._calls:
+            agent, before = self._calls.get(at), self._environment
+            if agent is None:
                 raise Refused(f"event {at} is no tool call that waits for its result")
+            links = self._links("answers", (at,))
             if before is not None:
                 links += self._links("derives", (before,), "inferred:environment")
-            result = self._event(ToolResult, self._calls[at], (*links, *further), fields)
+            answer = ToolResult(
+                trace_id="", seq=0, agent=agent, trust=trust, call=at, content_raw=raw, error=error
+            )
+            result = self._event(answer, links + self._links("derives", causes))
             if pure:
                 self._environment = before
             return result
@@ -399,14 +385,17 @@ class TraceRecorder(TraceLog):
         causes: Causes = (),
     ) -> Write:
         """Record that a shared artefact changed from `base_version` to `version`."""
-        fields = {
-            "artefact": artefact,
-            "version": version,
-            "base_version": base_version,
-            "reads": _tuple(reads),
-            "content_raw": self._payload(content),
-        }
-        return self._effect(Write, agent, self._links("derives", causes), fields)
+        written = Write(
+            trace_id="",
+            seq=0,
+            agent=agent,
+            artefact=artefact,
+            version=version,
+            base_version=base_version,
+            reads=as_tuple(reads),
+            content_raw=self._payload(content),
+        )
+        return self._effect(written, self._links("derives", causes))
 
     def aggregate(
         self,
@@ -419,23 +408,25 @@ class TraceRecorder(TraceLog):
     ) -> Aggregate:
         """Several earlier events become one."""
         used = self._links("aggregates", inputs)
-        links = (*used, *self._links("derives", causes))
-        read, content_raw = tuple(cause.seq for cause in used), self._payload(content)
-        fields = {"inputs": read, "content_raw": content_raw, "rule": rule}
-        return self._effect(Aggregate, agent, links, fields)
+        seqs, raw = tuple([cause.seq for cause in used]), self._payload(content)
+        joined = Aggregate(trace_id="", seq=0, agent=agent, inputs=seqs, content_raw=raw, rule=rule)
+        return self._effect(joined, used + self._links("derives", causes))
 
     def stop(
         self,
         agent: str,
         answer: Any = None,
         *,
-        reason: str = "answered",
+        reason: StopReason = "answered",
         truncated: bool = False,
         causes: Causes = (),
     ) -> Stop:
         """The run ends: only rewards may follow."""
-        fields = {"reason": reason, "answer_raw": self._payload(answer), "truncated": truncated}
-        return self._effect(Stop, agent, self._links("derives", causes), fields)
+        raw = self._payload(answer)
+        last = Stop(
+            trace_id="", seq=0, agent=agent, reason=reason, answer_raw=raw, truncated=truncated
+        )
+        return self._effect(last, self._links("derives", causes))
 
     # -- what happens to them ----------------------------------------------------------------
 
@@ -444,10 +435,10 @@ class TraceRecorder(TraceLog):
         amount: float | None,
         *,
         channel: str = "team",
-        family: str = "R1",
+        family: Family = "R1",
         target: Target | None = None,
         source: str = "env",
-        verifiable: str | None = None,
+        verifiable: Verifiable | None = None,
         error_rate: float | None = None,
         causes: Causes | None = None,
     ) -> Reward:
@@ -455,34 +446,38 @@ class TraceRecorder(TraceLog):
 
         `causes` are the events that it depends on; left out, it depends on everything the run did.
         """
-        fields = {
-            "amount": amount,
-            "channel": channel,
-            "family": family,
-            "target": target,
-            "source": source,
-            "verifiable": verifiable,
-            "error_rate": error_rate,
-        }
+        paid = Reward(
+            trace_id="",
+            seq=0,
+            agent=source,
+            amount=amount,
+            family=family,
+            channel=channel,
+            target=target,
+            source=source,
+            verifiable=verifiable,
+            error_rate=error_rate,
+        )
         with self._lock:
             given = self._leaves if causes is None else causes
             basis = "inferred:run" if causes is None else "recorded"
-            return self._event(Reward, source, self._links("rewards", given, basis), fields)
+            return self._event(paid, self._links("rewards", given, basis))
 
     def deliver(self, agent: str, message: Cited) -> Deliver:
         """Record when a message reached a mailbox, for loops in which that is not at once."""
         links = self._links("delivers", (message,))
-        return self._event(Deliver, agent, links, {"message": links[0].seq})
+        return self._event(Deliver(trace_id="", seq=0, agent=agent, message=links[0].seq), links)
 
     def intervene(
         self, do: str, *, target: Cited | None = None, content: Any = None, agent: str = "human"
     ) -> Intervene:
         """Record that a person changed something by hand."""
         links = self._links("derives", () if target is None else (target,))
-        seq = links[0].seq if links else None
-        put = self._payload(content)
-        fields = {"do": do, "target": seq, "content_raw": put, "trust": "human"}
-        return self._event(Intervene, agent, links, fields)
+        at, raw = links[0].seq if links else None, self._payload(content)
+        change = Intervene(
+            trace_id="", seq=0, agent=agent, trust="human", do=do, target=at, content_raw=raw
+        )
+        return self._event(change, links)
 
     def safety(
         self,
@@ -494,54 +489,11 @@ class TraceRecorder(TraceLog):
     ) -> Safety:
         """Record that a check blocked, flagged or declassified an event."""
         links = self._links("guards", (target,))
-        fields = {"rule": rule, "effect": effect, "target": links[0].seq}
-        return self._event(Safety, agent, links, fields)
+        at = links[0].seq
+        check = Safety(trace_id="", seq=0, agent=agent, rule=rule, effect=effect, target=at)
+        return self._event(check, links)
 
     def custom(self, agent: str, name: str, data: Any = None, *, causes: Causes = ()) -> Custom:
         """Keep something outside the vocabulary, under the name `vendor.kind`."""
-        links = self._links("derives", causes)
-        return self._event(Custom, agent, links, {"name": name, "data_raw": self._payload(data)})
-
-    # -- how the arguments become fields -----------------------------------------------------
-
-    def _links(self, kind: EdgeKind, causes: Causes, basis: str = "recorded") -> Links:
-        if not causes:
-            return ()
-        try:
-            return tuple([Cause(seq=self._seq(c), kind=kind, basis=basis) for c in causes])
-        except TypeError:
-            raise Refused("causes are a list of events; write [event] for one of them") from None
-
-    def _seq(self, cited: Cited) -> int:
-        here = self.header.trace_id
-        if isinstance(cited, Event) and (cited.trace_id == here or self.header.fork):
-            cited = cited.seq
-        if isinstance(cited, int) and 0 <= cited < self._next:
-            return cited
-        what = cited if isinstance(cited, int) else f"this {type(cited).__name__}"
-        raise Refused(f"a cause is an earlier event of trace {here} or its seq, not {what}")
-
-    def _payload(self, value: Any) -> Payload:
-        return self._stored(freeze(value))
-
-    def _stored(self, raw: Payload) -> Payload:
-        """Content over a mebibyte, or that looks like what stands for such, goes to a side file."""
-        if raw is UNSET:
-            return raw
-        data = bytes(raw)
-        if len(data) <= SIDE_FILE_OVER and not data.startswith(SIDE):
-            return raw
-        return freeze(aside(side_folder(self._store.path), data))
-
-
-def _ids(to: Ids) -> Any:
-    return (to,) if isinstance(to, str) else _tuple(to)
-
-
-def _tuple(values: Any) -> Any:
-    """A tuple from any sequence or array; what is none is left for the type check to refuse."""
-    listed = values.tolist() if hasattr(values, "tolist") else values
-    try:
-        return tuple(listed)
-    except TypeError:
-        return values
+        kept = Custom(trace_id="", seq=0, agent=agent, name=name, data_raw=self._payload(data))
+        return self._event(kept, self._links("derives", causes))

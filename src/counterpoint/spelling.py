@@ -12,6 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -28,6 +29,9 @@ MAX_LINE = 64 << 20
 
 _PAYLOAD_DEPTH = MAX_DEPTH - 3
 """Deepest nesting of a payload: the content of an act's item lies three levels inside its line."""
+
+SIDE = b'{"$file":'
+"""How a payload begins that stands for the content of a side file."""
 
 CANONICAL = msgspec.json.Encoder(order="deterministic")
 PLAIN = msgspec.json.Decoder()
@@ -89,6 +93,11 @@ def canonical(payloads: Sequence[Raw]) -> bool:
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
     return not any(text[:1] != b'"' and _beyond(text) for text in map(bytes, payloads))
+
+
+def side_folder(path: Path) -> Path:
+    """The folder that holds a trace file's large contents."""
+    return path.with_name(path.name.removesuffix(".gz") + ".files")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -44,17 +44,17 @@ from counterpoint.spelling import (
     MAX_DEPTH,
     MAX_LINE,
     PLAIN,
+    SIDE,
     Refused,
     canonical,
     deeper,
     digest_of,
     escape_surrogates,
+    side_folder,
 )
 
 _CHUNK = 1 << 18
 _BOM = b"\xef\xbb\xbf"
-SIDE = b'{"$file":'
-"""How a payload begins that stands for the content of a side file."""
 _LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 PAYLOADS = {
     cls: tuple(name for name in cls.__struct_fields__ if name.endswith("_raw"))
@@ -425,11 +425,6 @@ def side_records(
 
 # ---------------------------------------------------------------------------------------------
 # Side files: content over a mebibyte, stored by digest
-
-
-def side_folder(path: Path) -> Path:
-    """The folder that holds a trace file's large contents."""
-    return path.with_name(path.name.removesuffix(".gz") + ".files")
 
 
 def side_content(path: str | Path, reference: dict[str, Any]) -> Any:
