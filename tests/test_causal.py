@@ -20,7 +20,7 @@ from counterpoint.graph import TraceGraph
 from counterpoint.harness import rollout
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
-from counterpoint.schema import Act, Cause, Item, LateReward, Reward, Target, Trace
+from counterpoint.schema import Act, Cause, Item, LateReward, Read, Reward, Target, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from little_envs import Doors
@@ -76,38 +76,61 @@ def test_one_missing_edge_would_make_1_into_0_and_is_refused(pit):
         causal([broken])
 
 
-def test_any_required_edge_that_is_taken_out_is_seen(pit, tmp_path):
-    """Whichever edge of a trace with every kind of work is taken out, either another path still
-    leads along it or the trace is refused. Edges into a reward say what it depends on, and nothing
-    else can.
+def test_any_required_edge_that_is_bent_or_taken_out_is_seen(tmp_path):
+    """Whichever edge of a trace with every kind of work is taken out, or led to the first event
+    instead, either another path still goes where it went or the trace is refused. Edges into a
+    reward say what it depends on, and nothing else can.
     """
     with Recorder(tmp_path / "all.jsonl") as rec, rec.trace() as t:
         t.act("boss", "hire")
         t.spawn("boss", "clerk")
+        t.spawn("boss", "idler")
+        idle = t.act("idler", "hum", sees=[])
         job = t.delegate("boss", "clerk", "look")
         t.deliver("clerk", job)
         t.act("clerk", "call", sees=[job])
         found = t.tool_result(t.tool_call("clerk", "look"), 3)
         t.act("clerk", "return", sees=[found])
         note = t.write("clerk", "note", 1, "3")
+        t.write("clerk", "aside", 1, "5")
         done = t.agent_return("clerk", "boss", "3")
-        t.act("boss", "sum", sees=[done, note])
-        t.aggregate("boss", [done], "3")
+        t.act("boss", "sum", sees=[done])
+        t.write("boss", "note", 2, "4", reads=[Read(artefact="note", version=1)], causes=[note])
+        t.aggregate("boss", [done, idle], "3")
         t.act("boss", "stop", sees=[])
         t.stop("boss", "3")
         t.reward(1.0)
     (trace,) = read(tmp_path / "all.jsonl")
-    assert causal([trace]).tolist() == [1] * 5
+    assert causal([trace]).tolist() == [1] * 6
     tried = 0
     for event in trace.events:
-        for cause in event.causes:
+        for cause in () if isinstance(event, Reward) else event.causes:
             less = without(trace, event.seq, cause.seq)
-            detour = cause.seq in TraceGraph(less).ancestors(event.seq)
-            if not isinstance(event, Reward) and not detour:
-                tried += 1
-                with pytest.raises(Refused, match=f"event {event.seq} "):
-                    causal([less])
-    assert tried > 15
+            for changed in (less, bent(trace, event.seq, cause.seq)):
+                if cause.seq not in TraceGraph(changed).ancestors(event.seq):
+                    tried += 1
+                    with pytest.raises(Refused, match=f"event {event.seq} "):
+                        causal([changed])
+    assert tried > 40
+
+
+def bent(trace: Trace, effect: int, cause: int) -> Trace:
+    """The trace with one edge led to its first event."""
+    events = list(trace.events)
+    links = [c for c in events[effect].causes if c.seq != cause]
+    links.append(Cause(seq=0, kind="derives"))
+    events[effect] = msgspec.structs.replace(events[effect], causes=tuple(links))
+    return Trace(trace.header, tuple(events))
+
+
+def test_a_cause_that_is_not_there_is_refused(pit):
+    """An edge to an event that the trace does not hold, or that came later."""
+    for seq in (99, len(pit) - 1):
+        events = list(pit.events)
+        causes = (*events[1].causes, Cause(seq=seq, kind="derives"))
+        events[1] = msgspec.structs.replace(events[1], causes=causes)
+        with pytest.raises(Refused, match=f"event 1 .*: its cause {seq} is no earlier event"):
+            causal([Trace(pit.header, tuple(events))])
 
 
 @pytest.mark.parametrize(

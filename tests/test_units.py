@@ -20,7 +20,7 @@ from counterpoint.ledger import Credit
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
 from counterpoint.save import save, trace_lines
-from counterpoint.schema import UNITS, Act, Effect, Item, Message, ToolCall
+from counterpoint.schema import UNITS, Act, Cause, Effect, Item, Message, ToolCall
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.units import PARTS
@@ -93,6 +93,18 @@ def test_messages_and_calls_are_events_of_their_turn(team):
     ]
     assert lines(steps.units("tool_call")) == [(0, -1, (-1, -1), "search", None)]
     assert steps.units("tool_call").seq.tolist() == [team[0].of("tool_call")[0].seq]
+
+
+def test_a_part_belongs_to_the_act_that_authorises_it(tmp_path):
+    """A call that is made late is of the turn that asked for it, not of the last before it."""
+    link = (Cause(seq=0, kind="authorizes"),)
+    with Recorder(tmp_path / "a.jsonl") as rec, rec.trace() as t:
+        t.act("a", "call later")
+        t.act("a", "something else")
+        t.emit(ToolCall(trace_id="", seq=0, agent="a", tool="late", causes=link))
+        t.reward(1.0)
+    found = Steps.from_traces(read(tmp_path / "a.jsonl")).units("tool_call")
+    assert found.row.tolist() == [0]
 
 
 def test_tokens_are_places_in_their_turn(team):
