@@ -151,13 +151,16 @@ class Credit:
         return Credit(values, units.kind, self.estimand, self.identified, parts, about)
 
     def why(self, row: int | None = None) -> str:
-        """One line with every part of a row's number; by default of the largest credit."""
+        """One line with every part of the number of a row, or unit; by default of the largest."""
         if row is None:
             if not self.credited.any():
                 return "no row was credited"
             row = int(np.nanargmax(np.abs(self.values)))
         parts = ", ".join(f"{name} {_plain(part[row])}" for name, part in self.parts.items())
-        return f"row {row}: {_plain(self.values[row])} ({self.estimand}) from {parts or 'no parts'}"
+        unit = "row" if self.unit == "turn" else self.unit
+        return (
+            f"{unit} {row}: {_plain(self.values[row])} ({self.estimand}) from {parts or 'no parts'}"
+        )
 
 
 _ALWAYS_SHOWN = ("effective_sample_size", "groups", "groups_without_signal")
