@@ -132,10 +132,14 @@ def shifted(game: Game, anchor: int, action: int, by: float) -> Game:
 
 @pytest.mark.parametrize("name", GAMES)
 def test_policy_gradient_is_the_slope_of_the_value(name):
-    """∂J/∂θ by enumeration equals the central difference of mean V(h₀), two contexts at once."""
+    """∂J/∂θ by enumeration equals the central difference of mean V(h₀), two contexts at once; in
+    what nature does it is 0.
+    """
     game = deal(name, contexts=2, seed=5)
     exact = policy_gradient(game)
-    for anchor, action in list(np.ndindex(exact.shape))[::7]:
+    trained = np.unique(game.anchor[game.trainable])
+    assert np.all(exact[np.setdiff1d(game.anchor, trained)] == 0)
+    for anchor, action in list(product(trained, range(exact.shape[1])))[::7]:
         up, down = (shifted(game, anchor, action, by) for by in (1e-5, -1e-5))
         slope = (values(up)[game.start].mean() - values(down)[game.start].mean()) / 2e-5
         assert exact[anchor, action] == pytest.approx(slope, abs=1e-8)
@@ -146,7 +150,7 @@ def test_policy_gradient_is_the_slope_of_the_value(name):
 def test_sampled_returns_agree_with_the_exact_value(name):
     """In each of 200 contexts the mean return of 400 plays is within 4 standard errors of V(h₀)."""
     game = deal(name, contexts=200, noise=0.1)
-    plays = play(game, groups=200, rollouts=400, seed=1)
+    plays = play(game, groups=200, rollouts=400, seed=3)
     steps = plays.steps
     discounted = np.bincount(steps.rollout, steps.reward * game.gamma**steps.step)
     returns = discounted.reshape(200, 400)
@@ -164,7 +168,7 @@ def test_plays_are_the_steps_that_the_checked_builder_makes(name):
         column: [steps.label(column, row) for row in rows]
         for column in ("group", "task", "rollout", "agent", "role", "anchor", "state_digest")
     }
-    plain = {c: getattr(steps, c) for c in ("step", "reward", "value", "logprob")}
+    plain = {c: getattr(steps, c) for c in ("step", "reward", "value", "logprob", "mask")}
     again = Steps.from_columns(**labels, **plain)
     for column in ("group", "task", "rollout", "step", "outcome", "n_tokens", "mask", "env_step"):
         np.testing.assert_allclose(getattr(steps, column), getattr(again, column))
@@ -277,7 +281,7 @@ def test_outcome_credit_counts_what_was_paid_before():
 @pytest.mark.parametrize("name", GAMES)
 def test_the_last_act_settles_the_outcome(name):
     """On the last row of a play the exact outcome credit is R − V(h₀), both undiscounted."""
-    game = deal(name, contexts=3)
+    game = deal(name, contexts=3, noise=0.0)
     plays = play(game, groups=6, rollouts=5)
     steps = plays.steps
     last = np.append(steps.rollout[1:] != steps.rollout[:-1], True)
@@ -360,7 +364,7 @@ REFUSED = {
     "too many acts": (lambda: deal("T0", actions=10**9), "1000000001 prefixes"),
     "unequal acts": (lambda: chain(np.zeros((2, 3)), np.zeros((2, 3))), "shape (2, 3)"),
     "no acts": (lambda: chain(np.array(1.0), np.zeros((1, 2))), "shape ()"),
-    "odd logits": (lambda: chain(np.eye(2), np.zeros((4, 2))), "(2, 2) or (3, 2) is needed"),
+    "odd logits": (lambda: chain(np.eye(2), np.zeros((4, 2))), "(2, 2), (3, 2) or a row"),
     "negative noise": (lambda: deal("T0", noise=-1.0), "noise is -1"),
     "gamma above 1": (lambda: deal("T11", gamma=1.5), "gamma is 1.5"),
     "no distribution": (

@@ -4,6 +4,8 @@
 worth, and `expected_gradient` what a method's estimate is on average, without sampling.
 """
 
+from counterpoint.games.chains import chain
+from counterpoint.games.credit import TRUTHS, truth
 from counterpoint.games.game import (
     Game,
     action_values,
@@ -17,12 +19,14 @@ from counterpoint.games.plays import (
     expected_gradient,
     gradient,
     play,
-    truth,
 )
-from counterpoint.games.table import GAMES, Row, chain, deal
+from counterpoint.games.proxies import PROXIES, proxies
+from counterpoint.games.table import GAMES, Row, deal
 
 __all__ = [
     "GAMES",
+    "PROXIES",
+    "TRUTHS",
     "Game",
     "Plays",
     "Row",
@@ -35,6 +39,7 @@ __all__ = [
     "optimal_value",
     "play",
     "policy_gradient",
+    "proxies",
     "truth",
     "values",
 ]

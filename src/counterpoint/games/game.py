@@ -8,7 +8,7 @@ this one thing, so one recursion values them and one walker plays them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 
 _MOST_SWEEPS = 20_000
+_NOWHERE = np.zeros(0, dtype=np.int64)
 _ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
@@ -34,6 +35,9 @@ class Game:
         start: (contexts,) first state of each context, ascending; contexts share no state.
         gamma: discount per turn, in (0, 1].
         noise: standard deviation of a normal error on the last reward of a play.
+        nature: states in which no agent acts but chance, by its row of the policy: what a tool
+            answers, or something that nobody knows. Plays show them as masked rows, which nobody
+            is credited for or trained on. Their `agent` is a number of its own.
 
     Raises:
         Refused: shapes that do not fit, a policy that is no distribution, a next state that does
@@ -48,6 +52,7 @@ class Game:
     start: Ints
     gamma: float = 1.0
     noise: float = 0.0
+    nature: Ints = field(default_factory=_NOWHERE.copy)
 
     def __post_init__(self) -> None:
         states, actions = self.reward.shape
@@ -58,7 +63,7 @@ class Game:
             )
         if self.policy.min() < 0 or not np.allclose(self.policy.sum(axis=1), 1, atol=1e-12):
             raise Refused("the policy of a game has a row that is no probability distribution")
-        if self.next.min() < -1 or self.next.max() >= states:
+        if self.next.min() < -1 or max(self.next.max(), self.nature.max(initial=0)) >= states:
             raise Refused(f"a game of {states} states leads to a state that does not exist")
         if not 0 < self.gamma <= 1:
             raise Refused(f"the game's gamma is {self.gamma:g}; it is above 0 and at most 1")
@@ -73,6 +78,18 @@ class Game:
     def probability(self) -> Floats:
         """(states, actions) π(a | what the agent sees of the state)."""
         return self.policy[self.anchor]
+
+    @property
+    def trainable(self) -> Bools:
+        """(states,) whether an agent acts, and not nature."""
+        mask = np.ones(len(self.reward), dtype=bool)
+        mask[self.nature] = False
+        return mask
+
+    @property
+    def agents(self) -> int:
+        """How many agents there are; they are numbered from 0, nature is none of them."""
+        return int(self.agent[self.trainable].max()) + 1
 
 
 def _reaches_end(game: Game) -> Bools:
@@ -130,6 +147,7 @@ def policy_gradient(game: Game) -> Floats:
     """
     q, v = action_values(game), values(game)
     gain = visits(game, game.gamma)[:, None] * game.probability * (q - v[:, None])
+    gain[game.nature] = 0.0
     return per_anchor(game, gain)
 
 

@@ -1,16 +1,16 @@
-"""Plays of a game as Steps, what each act was truly worth, and the gradient that credit gives."""
+"""Plays of a game as Steps, sampled or listed, and the gradient that credit of them gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
 import numpy as np
 
 from counterpoint import groups as grouped
-from counterpoint.games.game import Game, action_values, per_anchor, values, visits
+from counterpoint.games.game import Game, values
 from counterpoint.groups import Floats, Ints
 from counterpoint.ledger import Credit
 from counterpoint.spelling import Refused
@@ -28,7 +28,8 @@ class Plays:
     Attributes:
         game: what was played.
         steps: one row per act, sorted by rollout and step. `task` is the context, `anchor` what the
-            agent saw, `value` the exact V(h), `logprob` log π(a | o), `state_digest` the state.
+            agent saw, `value` the exact V(h), `logprob` log π(a | o), `state_digest` the state,
+            `mask` False where nature moved.
         state: (rows,) the state before the act.
         action: (rows,) the act.
     """
@@ -146,7 +147,7 @@ def _plays(
         role=game.agent[state],
         reward=reward,
         outcome=grouped.total(rollout, reward, n)[rollout],
-        mask=yes,
+        mask=game.trainable[state],
         n_tokens=one,
         valid=yes,
         env_step=step,
@@ -173,66 +174,6 @@ def _names(game: Game, groups: int, rollouts: int) -> dict[str, tuple[object, ..
 
 
 # ---------------------------------------------------------------------------------------------
-# Truth
-
-
-def truth(plays: Plays, estimand: str = "seqau") -> Credit:
-    """The exact credit of every row, for an estimand that methods name.
-
-        seqau    Q(h, a) − V(h)
-        outcome  E[R | the rollout so far, a] − V(h₀), undiscounted as outcomes are
-        anchor   Q(o, a) − V(o), over the states that look like o, as often as they are visited
-        x+y      the sum of the two, e.g. outcome+anchor
-
-    Source: Sutton et al. (1999) for Q − V; in a team it is the aristocrat utility of Wolpert and
-    Tumer (Advances in Complex Systems 4, 2001), taken in sequence. The noise of a game
-    is part of none of them.
-
-    Raises:
-        Refused: another estimand.
-    """
-    names = estimand.split("+")
-    for name in names:
-        if name not in _TRUTHS:
-            raise Refused(f"there is no exact {estimand!r} of a game, only {', '.join(_TRUTHS)}")
-    return Credit(
-        np.sum([_TRUTHS[name](plays) for name in names], axis=0),
-        estimand=estimand,
-        identified="randomised",
-        diagnostics={"effective_sample_size": plays.steps.n_rollouts},
-    )
-
-
-def _seqau(plays: Plays) -> Floats:
-    gain: Floats = action_values(plays.game)[plays.state, plays.action]
-    return gain - values(plays.game)[plays.state]
-
-
-def _outcome(plays: Plays) -> Floats:
-    plain, steps = replace(plays.game, gamma=1.0), plays.steps
-    before = np.cumsum(steps.reward) - steps.reward
-    past = before - before[steps.step == 0][steps.rollout]
-    whole: Floats = past + action_values(plain)[plays.state, plays.action]
-    return whole - values(plain)[plain.start][steps.task]
-
-
-def _anchor(plays: Plays) -> Floats:
-    game = plays.game
-    often = visits(game, 1.0)[:, None]
-    gain = per_anchor(game, often * (action_values(game) - values(game)[:, None]))
-    seen = per_anchor(game, often)
-    mean: Floats = np.divide(gain, seen, out=np.zeros_like(gain), where=seen > 0)
-    return mean[game.anchor[plays.state], plays.action]
-
-
-_TRUTHS: dict[str, Callable[[Plays], Floats]] = {
-    "seqau": _seqau,
-    "outcome": _outcome,
-    "anchor": _anchor,
-}
-
-
-# ---------------------------------------------------------------------------------------------
 # Gradients
 
 
@@ -244,10 +185,10 @@ def gradient(plays: Plays, advantage: Floats) -> Floats:
 
     Args:
         plays: rows that were credited.
-        advantage: (rows,); NaN, never credited, moves nothing.
+        advantage: (rows,); NaN, never credited, moves nothing, and masked rows do not either.
     """
     policy, seen = plays.game.policy, plays.game.anchor[plays.state]
-    push = np.nan_to_num(advantage, nan=0.0)
+    push = np.where(plays.steps.mask, np.nan_to_num(advantage, nan=0.0), 0.0)
     anchors, actions = policy.shape
     taken = grouped.total(seen * actions + plays.action, push, policy.size)
     spread = grouped.total(seen, push, anchors)[:, None] * policy

@@ -1,123 +1,32 @@
-"""The games: how each is built, and the one table that command line, docs and tests read."""
+"""The table of games that command line, docs and tests read, and the games of one walker."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from counterpoint.games.chains import FIRST, TOPOLOGIES, softmax
 from counterpoint.games.game import Game
-from counterpoint.groups import Floats, Ints
+from counterpoint.games.teams import (
+    FORMS,
+    RULES,
+    additive,
+    bandit,
+    cooperative,
+    dummy,
+    gate,
+    interrupted,
+    logic,
+    mediated,
+    pairwise,
+    relay,
+)
 from counterpoint.spelling import Refused
-
-MOST_PREFIXES = 200_000
-_FIRST = np.zeros(1, dtype=np.int64)
-
-
-def chain(outcome: Floats, logits: Floats, noise: float = 0.0) -> Game:
-    """K agents act once each, in order; the outcome depends on what all of them did.
-
-    The states are the prefixes (a₁ … a_i), numbered level by level, so that prefix h is followed by
-    A·h + 1 + a, and the complete histories come last in the order of `outcome`.
-
-    Args:
-        outcome: (A,) * K, R(a₁, …, a_K), paid after the last act.
-        logits: (K, A) if an agent sees nothing of the others, (prefixes, A) if it sees them all.
-        noise: standard deviation of the error on the outcome.
-
-    Raises:
-        Refused: more than 200,000 prefixes, agents with unequal numbers of actions, fewer than two
-            actions, or logits of another shape.
-    """
-    agents = outcome.ndim
-    actions = max(outcome.shape, default=0)
-    if actions < 2 or min(outcome.shape) < actions:
-        raise Refused(
-            f"an outcome of shape {outcome.shape}; every agent needs the same two or more actions"
-        )
-    states = _prefixes(agents, actions)
-    if logits.shape not in ((agents, actions), (states, actions)):
-        raise Refused(
-            f"logits of shape {logits.shape} where ({agents}, {actions}) or "
-            f"({states}, {actions}) is needed"
-        )
-    agent = _level(agents, actions)
-    child = actions * np.arange(states)[:, None] + 1 + np.arange(actions)
-    last = child >= states
-    return Game(
-        policy=_softmax(logits),
-        anchor=agent if len(logits) == agents else np.arange(states),
-        agent=agent,
-        reward=np.where(last, outcome.reshape(-1)[np.maximum(child - states, 0)], 0.0),
-        next=np.where(last, -1, child),
-        start=_FIRST,
-        noise=noise,
-    )
-
-
-def _prefixes(agents: int, actions: int) -> int:
-    """How many incomplete histories there are; the complete ones count against the limit too."""
-    states = int(sum(actions**i for i in range(agents)))
-    if states + actions**agents > MOST_PREFIXES:
-        raise Refused(
-            f"{agents} agents with {actions} actions have {states + actions**agents} prefixes; "
-            f"at most {MOST_PREFIXES} are enumerated, so take fewer agents or actions"
-        )
-    return states
-
-
-def _level(agents: int, actions: int) -> Ints:
-    """(prefixes,) how many agents have acted, which is who acts next."""
-    return np.repeat(np.arange(agents), actions ** np.arange(agents))
-
-
-def _softmax(logits: Floats) -> Floats:
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    share: Floats = odds / odds.sum(axis=1, keepdims=True)
-    return share
-
-
-# ---------------------------------------------------------------------------------------------
-# One function per kind of game: a source of random terms, and dials
-
-
-def bandit(rng: np.random.Generator, *, actions: int = 3, noise: float = 0.0) -> Game:
-    """T0: one agent acts once, R(a) ~ N(0, 1): the k-armed bandit of Sutton and Barto, ch. 2.
-
-    ∂J/∂θ(a) = π(a)·(R(a) − V). The expectation of an estimator can be written down by hand here.
-    """
-    _prefixes(1, actions)
-    return chain(rng.normal(size=actions), rng.normal(size=(1, actions)), noise)
-
-
-def additive(
-    rng: np.random.Generator,
-    *,
-    agents: int = 4,
-    actions: int = 3,
-    dep: float = 0.0,
-    noise: float = 0.0,
-) -> Game:
-    """T1 (dep 0) and T2 (dep 1): R = Σ_i f_i(a_i), f_i ~ N(0, 1), f_i(0) = 0 for the null act.
-
-        π_i(a | h) ∝ exp(own_i(a) + dep·react_h(a)),  own, react ~ N(0, 1)
-
-    With dep 0 the agents see nothing and seqau = f_i(a_i) − E f_i. With dep > 0 they see the
-    prefix, and an act also earns what it makes later agents do. Source: the additive team of
-    difference rewards (Wolpert and Tumer, Advances in Complex Systems 4, 2001), in sequence.
-    """
-    states = _prefixes(agents, actions)
-    part = rng.normal(size=(agents, actions))
-    part[:, 0] = 0.0
-    logits = rng.normal(size=(agents, actions))
-    if dep:
-        react = rng.normal(size=(states, actions))
-        logits = logits[_level(agents, actions)] + dep * react
-    return chain(reduce(np.add.outer, part), logits, noise)
 
 
 def loop(
@@ -138,12 +47,12 @@ def loop(
     reward = np.full((nodes, 2), -cost)
     reward[-1, 0] += 1.0
     return Game(
-        policy=_softmax(np.array([0.5, 0.0]) + rng.normal(scale=0.5, size=(nodes, 2))),
+        policy=softmax(np.array([0.5, 0.0]) + rng.normal(scale=0.5, size=(nodes, 2))),
         anchor=here,
         agent=np.zeros(nodes, dtype=np.int64),
         reward=reward,
         next=np.stack([np.append(here[1:], -1), np.maximum(here - 1, 0)], axis=1),
-        start=_FIRST,
+        start=FIRST,
         gamma=gamma,
         noise=noise,
     )
@@ -170,12 +79,12 @@ def stopping(
     reward = np.full((turns, 2), pay)
     reward[:, 0] += spread * rng.normal(size=turns)
     return Game(
-        policy=_softmax(rng.normal(scale=0.5, size=(turns, 2))),
+        policy=softmax(rng.normal(scale=0.5, size=(turns, 2))),
         anchor=here,
         agent=np.zeros(turns, dtype=np.int64),
         reward=reward,
         next=np.stack([np.full(turns, -1), np.append(here[1:], -1)], axis=1),
-        start=_FIRST,
+        start=FIRST,
         noise=noise,
     )
 
@@ -208,20 +117,89 @@ GAMES: dict[str, Row] = {
         "K agents, additive outcome, later agents react",
         "credit for what an act makes later agents do",
     ),
+    "T3": Row(
+        logic,
+        "AND: the team succeeds if all of its agents do",
+        "an agent that had succeeded from the one that failed first; GRPO blames all",
+    ),
+    "T4": Row(
+        partial(logic, rule="or"),
+        "OR: one success is enough",
+        "removal, which is 0 for two that both succeeded, from Shapley, which gives each ½",
+    ),
+    "T5": Row(
+        partial(logic, rule="xor"),
+        "XOR: an odd number of successes",
+        "additive models, whose residual share tends to 1",
+    ),
+    "T6": Row(
+        gate,
+        "one agent spawns the others, at a cost, or does not",
+        "spawn effects that a log identifies; hidden=.3 adds .3 unless its propensities are used",
+    ),
+    "T7": Row(
+        cooperative,
+        "glove, airport and majority games: who joins",
+        "Shapley values, which stand in textbooks",
+    ),
+    "T8": Row(
+        dummy,
+        "an additive team with an agent that changes nothing",
+        "credit that is 0 for the dummy; GRPO and Dr.MAS pay it",
+    ),
+    "T9": Row(
+        partial(additive, dep=0.0),
+        "an additive team beside proxies: self-report, call count, padding",
+        "proxies that say what an act was worth from those that say nothing",
+    ),
+    "T10": Row(
+        mediated,
+        "a confounder that one agent sees, and a mediator",
+        "regression coefficients from the effect of doing",
+    ),
     "T11": Row(
         loop,
         "loop graph with two actions",
         "step credit against Q − V where states are met again and rewards discounted",
+    ),
+    "T12": Row(
+        relay,
+        "one injected decisive error, repaired later with a known chance",
+        "where the first error is from where things look bad",
+    ),
+    "T13": Row(
+        partial(additive, actions=2, dep=1.0, topology="chain"),
+        "2 to 16 agents, additive outcome; chain, star, tree or dense",
+        "how credit decays with the number of agents and with who sees whom",
+    ),
+    "T14": Row(
+        interrupted,
+        "an additive team whose plays have masked rows and differ in length",
+        "credit that changes with rows that nobody trains",
+    ),
+    "T15": Row(
+        partial(additive, dep=1.0, noise=1.0),
+        "T2 with an error of standard deviation 1 on the outcome",
+        "cost, bias and variance of estimates",
     ),
     "T16": Row(
         stopping,
         "one agent goes on or stops, each turn costs or pays",
         "rewards centred per turn index are biased when stopping is an act",
     ),
+    "T17": Row(
+        pairwise,
+        "interactions of two agents and no more",
+        "antithetic orders, exact after one pair; additive models, which fail",
+    ),
 }
 
 
-def deal(name: str, *, contexts: int = 1, seed: int = 0, **dials: float) -> Game:
+NAMED: dict[str, Collection[str]] = {"topology": TOPOLOGIES, "rule": RULES, "form": FORMS}
+"""Dials that are set by a name → the names."""
+
+
+def deal(name: str, *, contexts: int = 1, seed: int = 0, **dials: float | str) -> Game:
     """Build a game of the table, with its random terms drawn anew for every context.
 
     Args:
@@ -241,14 +219,24 @@ def deal(name: str, *, contexts: int = 1, seed: int = 0, **dials: float) -> Game
     for dial, value in dials.items():
         if dial not in known:
             raise Refused(f"game {name} has no dial {dial!r}; it has {', '.join(known)}")
-        if isinstance(known[dial], int) and not (isinstance(value, int) and value >= 1):
-            raise Refused(f"dial {dial} of game {name} is {value!r}; it is a whole number from 1")
-        if not np.isfinite(value):
-            raise Refused(f"dial {dial} of game {name} is {value!r}; it is a finite number")
+        _check(f"dial {dial} of game {name} is {value!r}", value, known[dial], NAMED.get(dial))
     if contexts < 1:
         raise Refused(f"{contexts} contexts of game {name}; there must be one at least")
     rngs = [np.random.default_rng([seed, context]) for context in range(contexts)]
     return _side_by_side([factory(rng, **dials) for rng in rngs])
+
+
+def _check(
+    said: str, value: float | str, default: float | str, names: Collection[str] | None
+) -> None:
+    """Refuse a value that the dial cannot take."""
+    if names is not None:
+        if value not in names:
+            raise Refused(f"{said}; it is one of {', '.join(names)}")
+    elif isinstance(value, str) or not np.isfinite(value):
+        raise Refused(f"{said}; it is a finite number")
+    elif isinstance(default, int) and not (isinstance(value, int) and value >= 1):
+        raise Refused(f"{said}; it is a whole number from 1")
 
 
 def _side_by_side(games: Sequence[Game]) -> Game:
@@ -264,5 +252,6 @@ def _side_by_side(games: Sequence[Game]) -> Game:
         next=np.concatenate(
             [np.where(game.next < 0, -1, game.next + i * states) for i, game in numbered]
         ),
-        start=np.arange(len(games)) * states,
+        start=np.concatenate([game.start + i * states for i, game in numbered]),
+        nature=np.concatenate([game.nature + i * states for i, game in numbered]),
     )
