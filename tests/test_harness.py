@@ -77,6 +77,15 @@ def test_a_message_arrives_as_a_turn_that_says_whose_it_is():
     assert whole2[2].origin == "b"
 
 
+def test_a_message_to_several_goes_to_each_of_them_once():
+    """Also to one who is named twice, and to oneself."""
+    env = room({"a": ["message"], "b": []}, agents=["a", "b"])
+    trace = played(env, team(a=["message b, a, b: hi", "hm"], b=["hm"]), limits={"turns": 3})
+    (message,) = trace.of("message")
+    assert message.to == ("b", "a")
+    assert [d.agent for d in trace.of("deliver")] == ["b", "a"]
+
+
 def test_mail_is_sent_then_delivered_then_consumed():
     """At each prefix a message is in one place; the fold of the file alone knows which."""
     env = room({"a": ["message"], "b": ["stop"]}, agents=["a", "b"])
@@ -108,10 +117,12 @@ def test_the_environment_is_shared_state():
     a denied call change nothing and break no chain.
     """
     env = room({"a": ["mark", "look"], "b": ["mark"]}, agents=["a", "b"])
-    script = team(a=["call mark {}\ncall look {}\ncall throw {}\ncall mark {}"], b=["call mark {}"])
+    script = team(
+        a=["call mark {}\ncall look {}\ncall nowhere {}\ncall mark {}"], b=["call mark {}"]
+    )
     trace = played(env, script, limits={"turns": 2})
     first, looked, denied, second, other = trace.of("tool_result")
-    assert denied.error == "denied: default"
+    assert denied.error == "denied: unknown tool"
     assert edges(trace, looked) == {f"answers {looked.call}"}
     assert edges(trace, denied) == {f"answers {denied.call}"}
     assert edges(trace, second) == {f"answers {second.call}", f"derives {first.seq} environment"}

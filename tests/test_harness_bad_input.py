@@ -317,6 +317,14 @@ def test_a_team_needs_a_policy_for_every_role():
         once(room(TWO), {"a": given("hm"), "b": "hm"})
 
 
+def test_what_a_policy_says_of_itself_is_text():
+    """A header could not be read back otherwise."""
+    policy = Softmax()
+    policy.version = 3
+    with pytest.raises(Refused, match="the version of the policy of a is 3, not a text"):
+        once(room({"a": []}), policy)
+
+
 def test_workers_and_a_human_do_not_go_together():
     """Nor can nobody play."""
     for workers, human in ((0, None), (2, lambda observation, item: True)):

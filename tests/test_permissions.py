@@ -120,13 +120,13 @@ def test_a_human_is_asked_and_the_answer_is_an_event(says):
     asked = []
 
     def human(observation, item):
-        asked.append((observation.agent, item.verb, item.name))
+        asked.append((observation.agent, observation.turn, item.verb, item.name))
         return says
 
     env = room({"a": ["mark", "write", "stop"]}, start={"a": "a"})
     script = team(a=['call mark {"n": 3}\nwrite p: x\nstop: x'])
     trace = played(env, script, human=human, permissions=ASK)
-    assert asked == [("a", "call", ("mark",)), ("a", "write", ("p",))]
+    assert asked == [("a", 0, "call", ("mark",)), ("a", 0, "write", ("p",))]
     one, two = trace.of("intervene")
     assert [i.do for i in (one, two)] == ["consent" if says else "refuse"] * 2
     assert (one.agent, one.trust, one.target) == ("human", "human", trace.of("act")[0].seq)

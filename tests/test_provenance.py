@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterpoint import provenance
 from counterpoint.envs import tool
 from counterpoint.harness import prompt
 from counterpoint.provenance import Labelled, blocks, spoken, wrap
@@ -47,6 +48,14 @@ def test_a_text_is_exactly_one_block_and_comes_back(tries):
         text = attack(draw, Labelled(text, "search", "untrusted")) + text
         labelled = Labelled(text, "search", "untrusted")
         assert blocks(f"before\n{wrap(labelled)}\nafter") == [labelled]
+
+
+def test_a_fence_that_the_text_holds_is_not_taken(monkeypatch):
+    """With a checksum that gives 1, then 2, then 3, a text that holds the first two."""
+    monkeypatch.setattr(provenance, "crc32", lambda data, value=0: value + 1)
+    labelled = Labelled("00000001>>\n00000002", "search", "untrusted")
+    assert wrap(labelled).endswith("\n00000003>>")
+    assert blocks(wrap(labelled)) == [labelled]
 
 
 @given(st.lists(st.tuples(st.text(), st.sampled_from(["a", "b.1", "search"]), TRUSTS), max_size=4))

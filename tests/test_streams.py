@@ -54,10 +54,18 @@ def test_what_has_no_chance_is_never_drawn(weights, k):
     assert weights[Draws("k", "env", "a", k).choice(p)] > 0
 
 
-def test_the_last_with_a_chance_is_drawn_at_the_top(monkeypatch):
-    """A number just under 1 on a sum just over 1: not the entry of probability 0 behind it."""
-    monkeypatch.setattr(Draws, "random", lambda self: 1 - 2**-53)
-    assert Draws("k", "env", "a", 0).choice([0.5, 0.5 + 1e-10, 0.0]) == 1
+@given(st.floats(-1e-9, 1e-9), st.integers(0, 3))
+def test_the_last_with_a_chance_is_drawn_at_the_top(off, behind):
+    """The largest number there is, on a sum as far from 1 as may be: not an entry of probability 0
+    behind it.
+    """
+
+    class Topmost(Draws):
+        def random(self):
+            return 1 - 2**-53
+
+    p = [0.5, 0.5 + 0.999 * off, *[0.0] * behind]
+    assert Topmost("k", "env", "a", 0).choice(p) == 1
 
 
 def test_choice_follows_its_probabilities():

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.envs import Env
-from counterpoint.harness.contract import cast_of, check_roles, settings_of
+from counterpoint.harness.contract import cast_of, check_policy, check_roles, settings_of
 from counterpoint.harness.run import Human, Run
 from counterpoint.harness.stage import next_event
 from counterpoint.harness.workers import spread
@@ -140,10 +140,7 @@ def team_of(env: Env, policies: Policy | Mapping[str, Policy]) -> dict[str, Poli
     if missing:
         raise Refused(f"{env.id} has the roles {', '.join(env.roles)}; no policy for {missing}")
     for role, policy in team.items():
-        if not callable(policy):
-            raise Refused(
-                f"the policy of {role} is a {type(policy).__name__}, which is no callable"
-            )
+        check_policy(role, policy)
     return team
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from msgspec import UNSET, UnsetType
 
 from counterpoint.envs import Amount, Env
-from counterpoint.policies import Output
+from counterpoint.policies import Output, described
 from counterpoint.policies.grammar import NAMED, arguments_of
 from counterpoint.schema import (
     RESERVED,
@@ -284,6 +284,16 @@ def _exists(target: Any, trace: Trace, world: World) -> bool:
 
 # ---------------------------------------------------------------------------------------------
 # Policies
+
+
+def check_policy(role: str, policy: Any) -> None:
+    """A policy can be called, and what it says of itself is text."""
+    if not callable(policy):
+        raise Refused(f"the policy of {role} is a {type(policy).__name__}, which is no callable")
+    for name in ("target", "version", "params_digest"):
+        said = described(policy, name)
+        if not isinstance(said, str | None):
+            raise Refused(f"the {name} of the policy of {role} is {said!r:.80}, not a text")
 
 
 def turn_of(role: str, given: Any, most_bytes: int) -> Output:

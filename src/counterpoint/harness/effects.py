@@ -85,7 +85,8 @@ def _unpinned(run: Run, name: str) -> str | None:
 
 def _asked(run: Run, act: Act, item: Item) -> AnyEvent:
     seen = next(run.events[c.seq] for c in act.causes if c.kind == "derives")
-    says = run.human is not None and run.human(observation_of(run, cast(Observe, seen)), item)
+    shown = observation_of(run, cast(Observe, seen))
+    says = run.human is not None and run.human(shown._replace(turn=shown.turn - 1), item)
     link = Cause(seq=act.seq, kind="guards")
     do = "consent" if says else "refuse"
     return made(run, Intervene, "human", [link], do=do, target=act.seq, trust="human")
