@@ -108,6 +108,7 @@ def test_the_outcome_correlates_by_one_over_root_k(name, agents):
 # Density and visibility
 
 
+@pytest.mark.slow
 def test_all_runs_of_a_task_are_listed_with_their_chances():
     """868 runs of research-v0, of total probability 1, whose mean outcome is the exact V(h₀)."""
     runs = list(all_runs(Research()))

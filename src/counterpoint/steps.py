@@ -347,9 +347,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
     group = held["group"] = labels("group")
     own, texts = encode("rollout", given["rollout"])
     rollout = groups.pair(group, own)
-    first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
-    first[rollout[::-1]] = own[::-1]
-    names["rollout"] = tuple(map(texts.__getitem__, first.tolist()))
+    names["rollout"] = _named(rollout, own, texts)
     agent = held["agent"] = labels("agent")
     step = _step(given, rollout, n)
     scored = floats("reward", given["reward"]) if "reward" in given else None
@@ -380,6 +378,13 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         counts=counts,
         **{name: floats(name, given[name]) for name in _FLOAT if name in given},
     )
+
+
+def _named(rollout: Ints, own: Ints, texts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The given name of every rollout."""
+    first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
+    first[rollout[::-1]] = own[::-1]
+    return tuple(map(texts.__getitem__, first.tolist()))
 
 
 def _descends(given: Any, reward: Floats, rollout: Ints, step: Ints) -> Descent | None:

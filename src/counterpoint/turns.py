@@ -78,15 +78,21 @@ def turns(
             columns[name] += values
     if later:
         raise Refused(f"a late reward names trace {next(iter(later))}, which is not among these")
+    given = _given(columns)
+    given["parts"] = {kind: packed(kind, len(given["event"]), parts[kind]) for kind in PARTS}
+    if descent:
+        given["descends"] = joined(pairs)
+    return given, counts
+
+
+def _given(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """The columns that say anything, and where each row came from."""
     given: dict[str, Any] = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
     for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action"):
         if all(v is None for v in given[name]):
             del given[name]
     given["event"] = list(zip(columns["trace"], columns["seq"], strict=True))
-    given["parts"] = {kind: packed(kind, len(given["event"]), parts[kind]) for kind in PARTS}
-    if descent:
-        given["descends"] = joined(pairs)
-    return given, counts
+    return given
 
 
 def _rows(trace: Trace) -> list[Turn]:
