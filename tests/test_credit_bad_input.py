@@ -9,6 +9,9 @@ import pytest
 
 from counterpoint.credit import METHODS, dr_mas, estimate, gae, gigpo, grpo, ppo_ratio, reinforce
 from counterpoint.credit.grouped import rewards_copied
+from counterpoint.formats import read
+from counterpoint.ledger import Credit
+from counterpoint.recorder import Recorder
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
@@ -163,6 +166,75 @@ def test_a_reward_for_one_turn_is_no_copy():
     """A rollout of one turn cannot repeat itself, and long ones beside it still can."""
     assert rewards_copied(Steps.from_columns(rollout=[0, 1], reward=[1, 1])) == 0
     assert rewards_copied(Steps.from_columns(rollout=[0, 1, 1], reward=[1, 1, 1])) == 1
+
+
+# ---------------------------------------------------------------------------------------------
+# Down to tokens
+
+
+def credited(*values) -> Credit:
+    return Credit(np.array(values), estimand="outcome")
+
+
+def test_every_run_of_the_mask_is_trained_and_nothing_between():
+    """Mask 000 1111 000 11111: nine tokens get the turn's credit, not the span of twelve."""
+    mask = [[0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1]]
+    tokens = credited(-2.0).tokens(mask)
+    assert np.count_nonzero(tokens) == 9
+    assert tokens.sum() == -18
+    assert tokens[0].tolist() == [-2.0 * on for on in mask[0]]
+
+
+def test_a_shifted_mask_trains_the_first_response_token():
+    """Three prompt and two response tokens; token t is predicted at t − 1, so both are trained.
+
+    Shifting the tokens, or crediting with the shifted mask 0 0 1 1, is the same.
+    """
+    mask, credit = np.array([[0, 0, 0, 1, 1]]), credited(0.5)
+    assert credit.tokens(mask)[:, 1:].tolist() == [[0, 0, 0.5, 0.5]]
+    np.testing.assert_array_equal(credit.tokens(mask)[:, 1:], credit.tokens(mask[:, 1:]))
+
+
+def test_turns_and_mask_entries_that_do_not_match_are_never_shifted():
+    """Five mask entries for three turns are refused, per turn and per token."""
+    with pytest.raises(Refused, match="column mask has 5 rows where rollout has 3 rows"):
+        Steps.from_columns(rollout=[0] * 3, reward=[0, 0, 1], mask=[1, 0, 0, 1, 0])
+    three = credited(1.0, 2.0, 3.0)
+    for mask, shape in ((np.ones((5, 4)), r"\(5, 4\)"), (np.ones(3), r"\(3,\)")):
+        with pytest.raises(Refused, match=rf"mask has shape {shape} where \(3, tokens\)"):
+            three.tokens(mask)
+
+
+@pytest.mark.parametrize("odd", [0.5, 2, -1, NAN])
+def test_a_mask_that_is_neither_true_nor_false_is_refused(odd):
+    """A weight or a missing value is no mask: row and token are named."""
+    with pytest.raises(Refused, match=f"mask, row 1, token 2: {odd} is neither true nor false"):
+        credited(1.0, 2.0).tokens([[1.0, 1, 0, 0], [0, 1, odd, 0]])
+
+
+def test_a_turn_that_was_never_credited_has_no_tokens():
+    """NaN gives 0 everywhere, a fully masked row too, and nothing turns into NaN."""
+    tokens = credited(NAN, 2.0, 3.0).tokens([[1, 1], [0, 0], [0, 1]])
+    assert tokens.tolist() == [[0, 0], [0, 0], [0, 3]]
+
+
+def test_a_run_in_which_nobody_acted_is_counted_beside_the_credit(tmp_path):
+    """Three runs and one without an act: credit for three, and the fourth is reported."""
+    path = tmp_path / "runs.jsonl"
+    with Recorder(path) as record:
+        for number in range(4):
+            with record.trace(task_id="q") as trace:
+                if number < 3:
+                    trace.act("solver", "an answer")
+                trace.reward(float(number == 0))
+    credit = grpo(Steps.from_traces(read(path)), normalize_std=False)
+    np.testing.assert_allclose(credit.values, [2 / 3, -1 / 3, -1 / 3])
+    assert credit.diagnostics["rollouts_without_steps"] == 1
+    assert "rollouts_without_steps 1" in str(credit)
+
+
+# ---------------------------------------------------------------------------------------------
+# Names and needs
 
 
 def test_two_roles_with_ids_of_their_own():

@@ -108,11 +108,17 @@ class Credit:
             that were never credited.
 
         Raises:
-            Refused: the mask has another number of rows, or is not two-dimensional.
+            Refused: the mask has another number of rows, is not two-dimensional, or holds something
+                that is neither true nor false.
         """
         on = np.asarray(mask)
         if on.ndim != 2 or len(on) != len(self):
             raise Refused(f"the mask has shape {on.shape} where ({len(self)}, tokens) is needed")
+        if on.dtype.kind != "b" and not (fits := (on == 0) | (on == 1)).all():
+            row, place = (int(i) for i in np.argwhere(~fits)[0])
+            raise Refused(
+                f"mask, row {row}, token {place}: {on[row, place]:g} is neither true nor false"
+            )
         return np.where(on.astype(bool), np.nan_to_num(self.values, nan=0.0)[:, None], 0.0)
 
     def at(self, units: Units, how: Literal["mean", "sum"] = "mean") -> Credit:
