@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,14 @@ KEEP = -2
 """The act stays as it was recorded, and what follows is drawn anew."""
 NULL = -3
 """The act gives way to the declared default: doing nothing, or what the world calls that."""
+
+Downstream: TypeAlias = Literal["anew", "replay", "frozen"]
+"""What later acts are once something has changed. `anew`: drawn from the policies, all of them, so
+that the mean is an expected outcome. `replay`: whoever sees what it saw in the record does what it
+did, the others draw; what nobody notices changes nobody. `frozen`: all are those of the record."""
+
+Absence: TypeAlias = Literal["null", "resample"]
+"""What an absent agent does: the declared default, or a fresh draw from its policy."""
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,24 @@ remembers every branch and keeps to a budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from counterpoint.branches import KEEP, NULL, RESAMPLE, Branches, Menu, Spent
+from counterpoint.branches import (
+    KEEP,
+    NULL,
+    RESAMPLE,
+    Absence,
+    Branches,
+    Downstream,
+    Menu,
+    Spent,
+)
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.streams import Draws
-
-Absence = Literal["null", "resample"]
-"""What an absent agent does: the declared default, or a fresh draw from its policy."""
 
 Budget: TypeAlias = Mapping[str, int]
 """The most that may be spent, by the names of `Spent`; a name that is left out has no limit."""
@@ -48,7 +54,7 @@ class Replay(Protocol):
         start: int = 0,
         each: int = 1,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "anew",
     ) -> Branches:
         """Go back to before the act, put another in its place, go on to the end.
 
@@ -59,7 +65,7 @@ class Replay(Protocol):
             start: number of the first.
             each: continuations of each branch, from the same act.
             seed: of all draws.
-            frozen: whether all later acts are those of the record instead of the policies'.
+            downstream: what later acts are.
 
         Returns:
             (places, n) outcomes; NaN where a branch cannot be run: no such entry, no default, or a
@@ -76,12 +82,12 @@ class Replay(Protocol):
         absence: Absence = "null",
         start: int = 0,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "replay",
     ) -> Branches:
         """Run whole runs with some agents absent: every act of theirs gives way.
 
-        A run is as recorded up to the first act that changes. After it the others draw anew from
-        their policies, or repeat the record if `frozen`. With everybody present it is the record.
+        A run is as recorded up to the first act that changes; with everybody present it is the
+        record.
 
         Args:
             runs: (r,) numbers of runs; one may occur several times.
@@ -91,7 +97,7 @@ class Replay(Protocol):
             absence: what an absent agent does instead.
             start: number of the first branch.
             seed: of all draws.
-            frozen: as in `branch`.
+            downstream: what the others do after something has changed.
         """
 
 
@@ -166,21 +172,21 @@ class Account:
         start: int = 0,
         each: int = 1,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "anew",
     ) -> Branches:
         """As the replay, from memory where it can."""
 
         def run(which: Ints, first: int, count: int) -> Branches:
             return self._replay.branch(
                 places[which], action[which], count, start=first, each=each, seed=seed,
-                frozen=frozen,
+                downstream=downstream,
             )  # fmt: skip
 
         keys = [
-            ("branch", *place, act, each, seed, frozen)
+            ("branch", *place, act, each, seed, downstream)
             for place, act in zip(places.tolist(), action.tolist(), strict=True)
         ]
-        price = self._prices.of_branch(places, action, frozen) * each
+        price = self._prices.of_branch(places, action, downstream) * each
         return self._answered(keys, price, run, start, n)
 
     def absent(
@@ -193,22 +199,22 @@ class Account:
         absence: Absence = "null",
         start: int = 0,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "replay",
     ) -> Branches:
         """As the replay, from memory where it can."""
 
         def run(which: Ints, first: int, count: int) -> Branches:
             return self._replay.absent(
                 runs[which], agents, present[which], count, absence=absence, start=first,
-                seed=seed, frozen=frozen,
+                seed=seed, downstream=downstream,
             )  # fmt: skip
 
         gone = [frozenset(np.flatnonzero(~row).tolist()) for row in present]
         keys = [
-            ("absent", run_, frozenset(agents[i] for i in out), absence, seed, frozen)
+            ("absent", run_, frozenset(agents[i] for i in out), absence, seed, downstream)
             for run_, out in zip(runs.tolist(), gone, strict=True)
         ]
-        return self._answered(keys, self._prices.of_run(runs, frozen), run, start, n)
+        return self._answered(keys, self._prices.of_run(runs, downstream), run, start, n)
 
     def _answered(
         self,
@@ -319,22 +325,22 @@ class _Prices:
         for number, left in zip(run.tolist(), rest, strict=True):
             self._whole.setdefault(number, left)
 
-    def of_branch(self, places_: Ints, action: Ints, frozen: bool) -> Floats:
+    def of_branch(self, places_: Ints, action: Ints, downstream: Downstream) -> Floats:
         """One branch at each place: the turns that are left, less its own act if that is given."""
         listed = list(map(tuple, places_.tolist()))
         rest = np.array([self._from[place] for place in listed]).reshape(-1, 3)
         own = np.array([self._own[place] for place in listed]).reshape(-1, 3)
         policy = np.array([0.0, 1.0, 1.0])
         drawn = (action == RESAMPLE)[:, None]
-        if frozen:
+        if downstream == "frozen":
             rest = rest * [1, 0, 0] + own * policy
         price: Floats = rest - np.where(drawn, 0, own) * policy
         return price
 
-    def of_run(self, runs: Ints, frozen: bool) -> Floats:
+    def of_run(self, runs: Ints, downstream: Downstream) -> Floats:
         """One run from the start."""
         whole = np.array([self._whole[run] for run in runs.tolist()]).reshape(-1, 3)
-        price: Floats = whole * ([1, 0, 0] if frozen else [1, 1, 1])
+        price: Floats = whole * ([1, 0, 0] if downstream == "frozen" else [1, 1, 1])
         return price
 
 
@@ -413,25 +419,25 @@ class Adapted:
         start: int = 0,
         each: int = 1,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "anew",
     ) -> Branches:
         """One branch after another."""
-        if frozen:
-            raise Refused("an adapted harness draws later acts anew; say downstream='replay'")
-        spent, values = Spent(), np.full((len(places), n, each), np.nan)
-        for row, ((run, event), act) in enumerate(
-            zip(places.tolist(), action.tolist(), strict=True)
-        ):
-            for number in range(n):
-                for turn in range(each):
-                    own = seed_of(seed, run, event, start + number)
-                    try:
-                        state = self._harness.put(self._harness.restore(run, event), act, own)
-                        after = seed_of(seed, run, event, start + number, turn + 1)
-                        values[row, number, turn], cost = self._harness.go_on(state, after)
-                    except Refused:
-                        continue
-                    spent += cost
+        if downstream != "anew":
+            raise Refused(
+                f"go_on draws later acts anew, and {downstream!r} asks for acts of the record: "
+                "give your replay a method branch of its own (credit.protocols.Replay)"
+            )
+        values, spent = np.full((len(places), n, each), np.nan), Spent()
+        for row, number, leaf in np.ndindex(values.shape):
+            run, event = places[row].tolist()
+            names = (seed, run, event, start + number)
+            try:
+                begun = self._harness.restore(run, event)
+                state = self._harness.put(begun, int(action[row]), seed_of(*names))
+                value, cost = self._harness.go_on(state, seed_of(*names, leaf))
+            except Refused:
+                continue  # it cannot be run, which is not the same as no effect
+            values[row, number, leaf], spent = value, spent + cost
         leaves = (~np.isnan(values)).sum(axis=2)
         return Branches.of(mean_of(values), spent, leaves=leaves, exact=self._exact)
 
@@ -445,7 +451,7 @@ class Adapted:
         absence: Absence = "null",
         start: int = 0,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "replay",
     ) -> Branches:
         """Refused: three methods cannot take an agent out of a whole run."""
         raise Refused(

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.branches import KEEP, NULL, RESAMPLE, Branches, Menu, Spent
+from counterpoint.branches import (
+    KEEP,
+    NULL,
+    RESAMPLE,
+    Absence,
+    Branches,
+    Downstream,
+    Menu,
+    Spent,
+)
 from counterpoint.games.game import action_values
 from counterpoint.games.plays import Plays
 from counterpoint.groups import Bools, Floats, Ints
@@ -112,7 +121,7 @@ class Rerun:
         start: int = 0,
         each: int = 1,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "anew",
     ) -> Branches:
         """As `credit.protocols.Replay.branch`."""
         row = np.repeat(self._rows(places), n * each)
@@ -132,7 +141,7 @@ class Rerun:
             key=_mixed(own, leaf),
             changed=np.ones(len(row), dtype=bool),
         )
-        values, turns, passes = self._walked(walk, frozen, np.zeros(len(self._null), np.int64))
+        values, turns, passes = self._walked(walk, downstream, np.zeros(len(self._null), np.int64))
         values = np.where(possible, values, np.nan).reshape(len(places), n, each)
         made = Spent(int(possible.sum()) // each, int((possible & drawn).sum()) // each)
         critic = np.where(possible, self._past[row] + self._after[state, act], np.nan)
@@ -153,10 +162,10 @@ class Rerun:
         present: Bools,
         n: int,
         *,
-        absence: Literal["null", "resample"] = "null",
+        absence: Absence = "null",
         start: int = 0,
         seed: int = 0,
-        frozen: bool = False,
+        downstream: Downstream = "replay",
     ) -> Branches:
         """As `credit.protocols.Replay.absent`; every coalition meets the same draws."""
         gone = np.zeros((len(runs), len(self._null)), dtype=bool)
@@ -173,19 +182,21 @@ class Rerun:
             changed=np.zeros(len(run), dtype=bool),
         )
         kind = np.where(gone, _DEFAULT if absence == "null" else _REDRAWN, _PRESENT)
-        values, turns, passes = self._walked(walk, frozen, np.repeat(kind, n, axis=0))
+        values, turns, passes = self._walked(walk, downstream, np.repeat(kind, n, axis=0))
         return Branches.of(values.reshape(len(runs), n), Spent(turns, passes), exact=True)
 
     # -- walking -----------------------------------------------------------------------------------
 
-    def _walked(self, walk: _Walk, frozen: bool, kind: Ints) -> tuple[Floats, int, int]:
+    def _walked(self, walk: _Walk, downstream: Downstream, kind: Ints) -> tuple[Floats, int, int]:
         """Outcome of every walk, turns taken off the record, and acts that a policy drew there.
 
         `kind` (walks, agents) or (agents,) says what each agent does. An act of the record that is
         due when the record has ended makes the outcome NaN.
         """
         kind = np.broadcast_to(kind, (len(walk.state), len(self._null)))
-        values, error = walk.earned.copy(), self._error(walk.key)
+        values, error = walk.earned.copy(), self._own_error[walk.run]
+        if downstream == "anew":  # otherwise what nature did is kept, as the other acts are
+            error = np.where(walk.changed, self._error(walk.key), error)
         values[walk.state < 0] += error[walk.state < 0]
         live, turns, passes = np.flatnonzero(walk.state >= 0), 0, 0
         state, step, changed = walk.state.copy(), walk.step.copy(), walk.changed.copy()
@@ -193,10 +204,15 @@ class Rerun:
             if not len(live):
                 return values, turns, passes
             here, run = state[live], walk.run[live]
-            recorded = self._recorded(run, step[live])
+            recorded, row = self._recorded(run, step[live])
             agent = self._game.agent[here]
             does = kind[live, agent]
-            drawn = (does == _REDRAWN) | (changed[live] & (does == _PRESENT) & (not frozen))
+            kept = {
+                "anew": ~changed[live],
+                "replay": (recorded >= 0) & self._alike(here, self._state[row]),
+                "frozen": np.ones(len(live), dtype=bool),
+            }[downstream]
+            drawn = (does == _REDRAWN) | ((does == _PRESENT) & ~kept)
             act = np.where(does == _DEFAULT, self._null[agent], recorded)
             draw = self._draw(here[drawn], _mixed(walk.key[live[drawn]], step[live[drawn]]))
             act[drawn] = draw
@@ -209,7 +225,7 @@ class Rerun:
             state[live] = np.where(lost, -1, self._game.next[here, act])
             step[live] += 1
             done = live[state[live] < 0]
-            values[done] += np.where(changed[done], error[done], self._own_error[walk.run[done]])
+            values[done] += error[done]
             live = live[state[live] >= 0]
         values[live] = np.nan  # whoever is absent kept the others from ever ending
         return values, turns, passes
@@ -224,10 +240,18 @@ class Rerun:
         rows: Ints = self._begin[run] + step
         return rows
 
-    def _recorded(self, run: Ints, step: Ints) -> Ints:
-        """The act of the record at a step, −1 when it has ended."""
+    def _recorded(self, run: Ints, step: Ints) -> tuple[Ints, Ints]:
+        """The act of the record at a step, −1 when it has ended, and its row."""
         ended = step >= self._length[run]
-        return np.where(ended, -1, self._action[np.where(ended, 0, self._begin[run] + step)])
+        row = np.where(ended, self._begin[run], self._begin[run] + step)
+        return np.where(ended, -1, self._action[row]), row
+
+    def _alike(self, state: Ints, then: Ints) -> Bools:
+        """Whether the same agent acts in both states, and sees the same."""
+        game = self._game
+        alike: Bools = game.anchor[state] == game.anchor[then]
+        alike &= game.agent[state] == game.agent[then]
+        return alike
 
     def _entry(self, wanted: Ints, row: Ints) -> Ints:
         """The entry that an intervention means; −1 for one that is unknown."""
