@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from counterpoint.envs import Env
+from counterpoint.harness.attached import Cast, attach, attached
 from counterpoint.harness.contract import cast_of, check_policy, check_roles, settings_of
 from counterpoint.harness.run import Human, Run
 from counterpoint.harness.stage import next_event
@@ -32,7 +33,21 @@ from counterpoint.schema import (
 from counterpoint.spelling import CANONICAL, Refused, digest_of, freeze
 from counterpoint.tools import rules_of
 
-__all__ = ["Human", "Run", "header_of", "next_event", "play", "rollout", "runs", "team_of"]
+__all__ = [
+    "Cast",
+    "Human",
+    "Run",
+    "attach",
+    "attached",
+    "header_of",
+    "next_event",
+    "play",
+    "reference",
+    "rollout",
+    "runs",
+    "sealed",
+    "team_of",
+]
 
 VERSION = 1
 """Version of the harness: a run is replayed by the harness that its header names."""
@@ -120,7 +135,7 @@ def runs(
     for trace in spread(jobs, workers, played) if apart else map(played, jobs):
         if apart and recorder is not None:
             _recorded(recorder, trace.header, partial(_emit_all, trace))
-        yield trace
+        yield attach(trace, Cast(env, team, human))
 
 
 def _emit_all(trace: Trace, emit: Emit) -> None:
@@ -259,7 +274,7 @@ def _blank(env: Env, team: Mapping[str, Policy], config: Config | None) -> Heade
         env=EnvRef(id=env.id, digest=env.digest()),
         config_raw=freeze(settings),
         tools={name: spec.digest for name, spec in env.tools().items()},
-        policies={role: _ref(policy) for role, policy in team.items()},
+        policies={role: reference(policy) for role, policy in team.items()},
         topology="harness",
         agents=tuple(AgentRef(id=agent, role=role) for agent, role in cast_of(env).items()),
         delivery="explicit",
@@ -281,7 +296,8 @@ def _header(blank: Header, group: int, rollout: int, seed: int) -> Header:
     return msgspec.structs.replace(header, trace_id=header_digest(header).hex())
 
 
-def _ref(policy: Policy) -> PolicyRef:
+def reference(policy: Policy) -> PolicyRef:
+    """What a header says of a policy."""
     return PolicyRef(
         target=described(policy, "target"),
         version=described(policy, "version"),

@@ -33,11 +33,19 @@ class _Worker(NamedTuple):
     file: IO[bytes]
 
 
-def spread(jobs: Sequence[Job], workers: int, played: Played) -> Iterator[Trace]:
+class Ended(Refused):
+    """A worker was ended from outside, or by what it played."""
+
+
+def spread(
+    jobs: Sequence[Job], workers: int, played: Played, notes: list[str] | None = None
+) -> Iterator[Trace]:
     """The traces of the jobs in their order, whoever played them.
 
     Job i is played by worker i modulo their number; worker 0 is this process. Where a worker
     failed, its job is played here again, so that what went wrong is seen with its own traceback.
+    With `notes` a worker that was ended is replaced once by another one that takes its jobs over
+    from the one it was at; a job at which a second one ends too is left out. Both are noted.
 
     Raises:
         Refused: a worker died, or failed at what does not fail here; it names worker and run.
@@ -50,7 +58,21 @@ def spread(jobs: Sequence[Job], workers: int, played: Played) -> Iterator[Trace]
                 others.append(_started(number, path, jobs[number::workers], played))
             for index, job in enumerate(jobs):
                 turn = index % workers
-                yield played(job) if turn == 0 else _taken(others[turn - 1], job, played)
+                if turn == 0:
+                    yield played(job)
+                    continue
+                here, later = jobs[index::workers], jobs[index + workers :: workers]
+                for left, then in ((here, "another took over"), (later, "that one is left out")):
+                    try:
+                        yield _taken(others[turn - 1], job, played)
+                        break
+                    except Ended as ended:
+                        if notes is None:
+                            raise
+                        notes.append(f"{ended}; {then}")
+                    path = Path(folder) / f"{turn}-{index}-{len(left)}.jsonl"
+                    dead, others[turn - 1] = others[turn - 1], _started(turn, path, left, played)
+                    _ended(dead)
         finally:
             for worker in others:
                 _ended(worker)
@@ -95,7 +117,7 @@ def _taken(worker: _Worker, job: Job, played: Played) -> Trace:
     who, run = f"worker {worker.number}", f"group {job[0]}, rollout {job[1]}"
     if died is not None and died.si_code != os.CLD_EXITED:
         name = signal.Signals(died.si_status).name
-        raise Refused(f"{who} was ended by {name} while it played {run}")
+        raise Ended(f"{who} was ended by {name} while it played {run}")
     played(job)
     fault = _fault(Path(worker.file.name))
     said = fault.read_text().strip() if fault.exists() else "no words"

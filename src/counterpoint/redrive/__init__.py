@@ -1,6 +1,9 @@
 """The time machine: a run is replayed, gone on from, checked, and valued at any of its prefixes."""
 
+from counterpoint.redrive.arms import fork
+from counterpoint.redrive.branches import Branches, Contrast
 from counterpoint.redrive.compare import Divergence, Replayed, replay
+from counterpoint.redrive.continuations import Difference, at_of, diff
 from counterpoint.redrive.contract import Checked, check_env
 from counterpoint.redrive.edits import depends
 from counterpoint.redrive.exact import ActValue, credit_of, value_of, values_along
@@ -9,13 +12,19 @@ from counterpoint.redrive.tree import credits_of
 
 __all__ = [
     "ActValue",
+    "Branches",
     "Checked",
+    "Contrast",
+    "Difference",
     "Divergence",
     "Replayed",
+    "at_of",
     "check_env",
     "credit_of",
     "credits_of",
     "depends",
+    "diff",
+    "fork",
     "redrive",
     "replay",
     "value_of",

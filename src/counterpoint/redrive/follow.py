@@ -89,7 +89,7 @@ class Led(Run):
         """
         self.given.event = event
         try:
-            if _by_hand(event):
+            if by_hand(event):
                 return None if event.seq == len(self.events) else f"its seq is {event.seq}"
             return difference(_bare(event), next_event(self))
         except Refused as refusal:
@@ -145,7 +145,7 @@ def call_of(run: Run, result: ToolResult) -> ToolCall:
     return cast(ToolCall, run.events[cast(int, result.call)])
 
 
-def _by_hand(event: AnyEvent) -> bool:
+def by_hand(event: AnyEvent) -> bool:
     """Whether nobody computes the event: a human's edit, or what a fork put in its place."""
     if isinstance(event, Intervene):
         return event.do not in ANSWERS
