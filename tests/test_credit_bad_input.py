@@ -166,6 +166,8 @@ def test_a_reward_for_one_turn_is_no_copy():
     """A rollout of one turn cannot repeat itself, and long ones beside it still can."""
     assert rewards_copied(Steps.from_columns(rollout=[0, 1], reward=[1, 1])) == 0
     assert rewards_copied(Steps.from_columns(rollout=[0, 1, 1], reward=[1, 1, 1])) == 1
+    late = Steps.from_columns(rollout=[0, 0, 0, 1, 1], reward=[1, 1, 0, 1, 1])
+    assert rewards_copied(late) == 0  # told apart at the third turn
 
 
 # ---------------------------------------------------------------------------------------------

@@ -401,6 +401,10 @@ def test_an_invalid_turn_pays_for_itself_alone():
     np.testing.assert_allclose(credit.parts["episode"], [0.5, 0.4, -0.5, -0.5], atol=1e-12)
     np.testing.assert_allclose(credit.parts["step_return"], [1, 0.9, 0, 0], atol=1e-12)
     np.testing.assert_allclose(credit.parts["step"], [0.5, 0.45, -0.5, -0.45], atol=1e-12)
+    # the group's mean stays .5 when the first turn of a rollout is the one that pays
+    first = replace(steps, valid=np.array([False, True, True, True]))
+    credit = gigpo(first, gamma=1.0, normalize_std=False, invalid_penalty=0.1)
+    np.testing.assert_allclose(credit.parts["episode"], [0.4, 0.5, -0.5, -0.5], atol=1e-12)
     # as verl-agent counts, each row once: mean of 1, .9, 0, 0
     rows = gigpo(steps, gamma=1.0, normalize_std=False, invalid_penalty=0.1, weight="step").parts[
         "episode"
