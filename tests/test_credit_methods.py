@@ -1,4 +1,4 @@
-"""The four methods against slow references, their invariances, and faults met elsewhere."""
+"""REINFORCE, GAE, GRPO and GiGPO against slow references, their invariances, and faults met elsewhere."""
 
 from __future__ import annotations
 
@@ -357,6 +357,7 @@ def test_an_agents_critic_counts_the_turns_in_between():
     credit = gae(steps, gamma=0.5, critic="agent", gae_lambda=0.0)
     # a: .5 + .25·.4 − .1 = .5; b: 1 − .2 = .8; a at the end: 0 − .4
     np.testing.assert_allclose(credit.values, [0.5, 0.8, -0.4], atol=1e-12)
+    assert credit.parts["next_value"].tolist() == [0.4, 0, 0]
     assert credit.estimand == "anchor"
 
 
