@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,128 +34,51 @@ class Method(NamedTuple):
     paper: str
 
 
+def _observational(
+    where: str,
+    estimand: str,
+    paper: str,
+    *,
+    needs: Iterable[str] = (),
+    unbiased: bool = False,
+) -> Method:
+    """A method that reads the runs as they were and gives every turn a number."""
+    return Method(
+        target=f"counterpoint.credit.{where}",
+        family="observational",
+        unit="turn",
+        estimand=estimand,
+        needs=frozenset(needs),
+        conserves=False,
+        unbiased=unbiased,
+        paper=paper,
+    )
+
+
 METHODS: dict[str, Method] = {
-    "reinforce": Method(
-        target="counterpoint.credit.returns:reinforce",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=True,
-        paper="Williams 1992",
+    "reinforce": _observational("returns:reinforce", "outcome", "Williams 1992", unbiased=True),
+    "reinforce_pp": _observational("returns:reinforce_pp", "outcome", "arXiv:2501.03262"),
+    "gae": _observational("critic:gae", "seqau", "arXiv:1506.02438", needs={"value"}),
+    "hiper": _observational(
+        "hierarchy:hiper",
+        "seqau",
+        "arXiv:2602.16165",
+        needs={"segment_start", "value", "value_high"},
     ),
-    "reinforce_pp": Method(
-        target="counterpoint.credit.returns:reinforce_pp",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2501.03262",
+    "grpo": _observational("grouped:grpo", "outcome", "arXiv:2402.03300"),
+    "rloo": _observational("grouped:rloo", "outcome", "arXiv:2402.14740", unbiased=True),
+    "grpo_process": _observational("turnwise:grpo_process", "outcome", "arXiv:2402.03300"),
+    "gigpo": _observational(
+        "anchored:gigpo", "outcome+anchor", "arXiv:2505.10978", needs={"anchor"}
     ),
-    "gae": Method(
-        target="counterpoint.credit.critic:gae",
-        family="observational",
-        unit="turn",
-        estimand="seqau",
-        needs=frozenset({"value"}),
-        conserves=False,
-        unbiased=False,  # with λ below 1 only as far as the critic's values are true
-        paper="arXiv:1506.02438",
-    ),
-    "hiper": Method(
-        target="counterpoint.credit.hierarchy:hiper",
-        family="observational",
-        unit="turn",
-        estimand="seqau",
-        needs=frozenset({"segment_start", "value", "value_high"}),
-        conserves=False,
-        unbiased=False,  # as with gae
-        paper="arXiv:2602.16165",
-    ),
-    "grpo": Method(
-        target="counterpoint.credit.grouped:grpo",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2402.03300",
-    ),
-    "rloo": Method(
-        target="counterpoint.credit.grouped:rloo",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=True,
-        paper="arXiv:2402.14740",
-    ),
-    "grpo_process": Method(
-        target="counterpoint.credit.turnwise:grpo_process",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2402.03300",
-    ),
-    "gigpo": Method(
-        target="counterpoint.credit.anchored:gigpo",
-        family="observational",
-        unit="turn",
-        estimand="outcome+anchor",
-        needs=frozenset({"anchor"}),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2505.10978",
-    ),
-    "dr_mas": Method(
-        target="counterpoint.credit.teams:dr_mas",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2602.08847",
-    ),
-    "m_grpo": Method(
-        target="counterpoint.credit.teams:m_grpo",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2511.13288",
-    ),
-    "magrpo": Method(
-        target="counterpoint.credit.turnwise:magrpo",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2508.04652",
-    ),
-    "fold_grpo": Method(
-        target="counterpoint.credit.folded:fold_grpo",
-        family="observational",
-        unit="turn",
-        estimand="outcome",
-        needs=frozenset(),
-        conserves=False,
-        unbiased=False,
-        paper="arXiv:2510.11967",
-    ),
+    "dr_mas": _observational("teams:dr_mas", "outcome", "arXiv:2602.08847"),
+    "m_grpo": _observational("teams:m_grpo", "outcome", "arXiv:2511.13288"),
+    "magrpo": _observational("turnwise:magrpo", "outcome", "arXiv:2508.04652"),
+    "fold_grpo": _observational("folded:fold_grpo", "outcome", "arXiv:2510.11967"),
 }
+"""Name → row. A method with a critic is unbiased only as far as the values are true, and so is not
+called unbiased here.
+"""
 
 
 def method(name: str) -> Callable[..., Credit]:
