@@ -726,28 +726,36 @@ def test_an_exception_leaves_an_unsealed_readable_trace(path, sync):
     assert report.counts["unfinished_traces"] == 2
 
 
+def busy(path: Path, ready: int) -> None:
+    """Record without end, as a program would that a person stops."""
+    with Recorder(path) as rec, rec.trace("t") as t:
+        os.write(ready, b".")
+        while True:
+            t.act("a", "x" * 100)
+            t.tool_result(t.tool_call("a", "y"), "z")
+
+
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_a_readable_trace(tmp_path):
-    """A real SIGINT into a busy loop, 25 times: a dense unsealed prefix, no finding."""
-    code = (
-        "import sys\n"
-        "from counterpoint.recorder import Recorder\n"
-        "with Recorder(sys.argv[1]) as rec, rec.trace('t') as t:\n"
-        "    print('ready', flush=True)\n"
-        "    while True:\n"
-        "        t.act('a', 'x' * 100)\n"
-        "        t.tool_result(t.tool_call('a', 'y'), 'z')\n"
-    )
-    for i in range(25):
+    """A real SIGINT into a busy loop, 40 times: a dense unsealed prefix, no finding."""
+    for i in range(40):
         path = tmp_path / f"{i}.jsonl"
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        child.stdout.readline()
-        time.sleep(0.002 * i)
-        child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=20)
-        assert b"KeyboardInterrupt" in errors
+        out, into = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                busy(path, into)
+            except KeyboardInterrupt:
+                os._exit(42)
+            finally:
+                os._exit(1)
+        os.read(out, 1)
+        time.sleep(0.0007 * i)
+        os.kill(child, signal.SIGINT)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+        os.close(out)
+        os.close(into)
         (trace,), _ = checked(path)
         assert trace.seal is None
 

@@ -21,7 +21,7 @@ VALUES = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=20,
+    max_leaves=10,
 )
 
 
@@ -33,7 +33,7 @@ def nested(levels: int) -> list:
 
 
 @given(VALUES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_a_value_survives_and_is_spelled_as_the_json_module_reads_it(value):
     """Two independent readers find in the spelling what was frozen, and it is canonical."""
     raw = freeze(value)

@@ -278,7 +278,7 @@ def records_of(path: Path, data: bytes) -> list[Record]:
 
 def test_a_file_cut_at_any_byte_gives_the_events_before_the_cut(tmp_path):
     """Recovery is a prefix, at every byte of a small file (P3)."""
-    path, data = tmp_path / "t.jsonl", sample(12)
+    path, data = tmp_path / "t.jsonl", sample(8)
     cut_everywhere(path, data, list(range(len(data) + 1)), lambda n: path.write_bytes(data[:n]))
 
 
@@ -498,7 +498,7 @@ def test_memory_grows_with_open_traces_and_not_with_the_file(tmp_path):
 def test_the_fast_way_and_the_slow_way_agree(tmp_path):
     """Reading whole pieces finds what reading line by line finds."""
     path = tmp_path / "t.jsonl"
-    path.write_bytes(sample(2000))
+    path.write_bytes(sample(300))
     together = list(records(path))
     alone = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):

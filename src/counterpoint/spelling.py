@@ -69,8 +69,11 @@ def freeze(value: Any) -> Payload:
         raise Refused(f"a payload of type {kind} has no JSON form: {error}") from None
     if type(value) is str:
         return Raw(spelled)
-    if beyond := _beyond(spelled):
-        raise Refused(f"a payload {beyond}")
+    if not _within(spelled):
+        raise Refused(
+            f"a payload is nested deeper than {_PAYLOAD_DEPTH} levels, or holds an integer of over "
+            "64 bits"
+        )
     if b"null" in spelled and not _finite(msgspec.to_builtins(value)):
         raise Refused("a payload holds NaN or infinity, which JSON cannot spell")
     return Raw(spelled)
@@ -88,11 +91,12 @@ def canonical(payloads: Sequence[Raw]) -> bool:
     """Whether each payload is spelled as `freeze` spells it; one call for many is much cheaper."""
     joined = b"[%b]" % b",".join(payloads)
     try:
-        if CANONICAL.encode(PLAIN.decode(joined)) != joined:
+        values = PLAIN.decode(joined)
+        if CANONICAL.encode(values) != joined:
             return False
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
-    return not any(text[:1] != b'"' and _beyond(text) for text in map(bytes, payloads))
+    return _within(*[bytes(r) for r, v in zip(payloads, values, strict=True) if type(v) is not str])
 
 
 def side_folder(path: Path) -> Path:
@@ -110,13 +114,13 @@ _AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _LONG_INTEGER = re.compile(rb"(?<![\d.])-?\d{19,}(?![\d.eE])")
 
 
-def _beyond(text: bytes) -> str | None:
-    """Which limit well-formed JSON breaks; the cheap bounds come first."""
-    if text.count(b"[") + text.count(b"{") > _PAYLOAD_DEPTH and deeper(text, _PAYLOAD_DEPTH):
-        return f"is nested deeper than {_PAYLOAD_DEPTH} levels"
-    if b"0" * 19 in text.translate(_AS_ZERO) and _long_integer(text):
-        return "holds an integer of over 64 bits"
-    return None
+def _within(*texts: bytes) -> bool:
+    """Whether well-formed JSON texts break none of the limits; the cheap bounds come first."""
+    for text in texts:
+        if text.count(b"[") + text.count(b"{") > _PAYLOAD_DEPTH and deeper(text, _PAYLOAD_DEPTH):
+            return False
+    long = b"0" * 19 in b" ".join(texts).translate(_AS_ZERO)
+    return not (long and any(map(_long_integer, texts)))
 
 
 def deeper(text: bytes, limit: int) -> bool:

@@ -16,7 +16,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +85,8 @@ def records(path: str | Path, findings: list[Finding] | None = None) -> Iterator
     not parse is called incomplete: it may still be being written. A side file that is missing or
     altered is a finding too, and its event is read. Raises Refused if `path` is no readable file.
     """
-    return map(Record._make, _numbered(Path(path), [] if findings is None else findings))
+    for numbered in _numbered(Path(path), [] if findings is None else findings):
+        yield from map(Record._make, numbered)
 
 
 def payloads(lines: Iterable[Line]) -> list[Raw]:
@@ -95,12 +96,11 @@ def payloads(lines: Iterable[Line]) -> list[Raw]:
     return [raw for raw in found if raw is not UNSET]
 
 
-def _numbered(path: Path, found: list[Finding]) -> Iterator[tuple[int, Line]]:
+def _numbered(path: Path, found: list[Finding]) -> Iterator[Iterable[tuple[int, Line]]]:
+    """The readable lines of one piece after the other, with their numbers."""
     for piece in _pieces(path, found):
         lines = _all_at_once(piece)
-        yield from (
-            _one_by_one(piece, path, found) if lines is None else zip(count(piece.line), lines)
-        )
+        yield _one_by_one(piece, path, found) if lines is None else zip(count(piece.line), lines)
 
 
 def _all_at_once(piece: _Piece) -> list[Line] | None:
@@ -170,12 +170,11 @@ def _pieces(path: Path, found: list[Finding]) -> Iterator[_Piece]:
             line, offset, over = line + 1, offset + over + 1, 0
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            rest += chunk[:cut]
-            yield _Piece(bytes(rest), line, offset)
-            line, offset = line + rest.count(b"\n"), offset + len(rest)
-            rest = bytearray(chunk[cut:])
-        else:
-            rest += chunk
+            data = b"".join((rest, memoryview(chunk)[:cut]))
+            yield _Piece(data, line, offset)
+            line, offset = line + data.count(b"\n"), offset + len(data)
+            rest = bytearray()
+        rest += memoryview(chunk)[cut:]
         if len(rest) > MAX_LINE:
             over, rest = len(rest), bytearray()
     if over:
@@ -371,7 +370,7 @@ def read_file(path: str | Path, findings: list[Finding] | None = None) -> Iterat
     file = str(path)
     open_traces: dict[str, _Open] = {}
     closed: dict[str, str] = {}
-    for number, value in _numbered(Path(path), found):
+    for number, value in chain.from_iterable(_numbered(Path(path), found)):
         if isinstance(value, Event):
             held = open_traces.get(value.trace_id)
             if held is not None:
