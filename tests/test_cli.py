@@ -325,6 +325,23 @@ def test_summary_has_a_row_per_run(runs):
     assert first["roles"] == ["planner", "worker"]
     assert first["untrusted_inputs"] == 1
     assert first["human_interventions"] == 0
+    assert (first["linear"], first["branch_points"], first["joins"]) == (True, 0, 0)
+    assert first["critical_path"] == first["events"]
+
+
+def test_summary_tells_a_team_from_a_line(tmp_path):
+    """A lead that asks two and reads both has one branch point and one join."""
+    with Recorder(tmp_path / "team.jsonl") as rec, rec.trace() as t:
+        t.act("lead", "both of you: go")
+        asked = t.message("lead", to=("x", "y"), content="go")
+        for agent in ("x", "y"):
+            t.act(agent, "done", sees=[asked])
+            t.message(agent, to="lead", content="done")
+        t.act("lead", "both are done")
+    (row,) = as_json("show", tmp_path / "team.jsonl", "--summary")
+    assert (row["linear"], row["branch_points"], row["joins"]) == (False, 1, 1)
+    # act, message, one of the two observations, its act, its message, observation, act
+    assert (row["events"], row["critical_path"]) == (10, 7)
 
 
 def test_report_is_one_page_that_runs_nothing(runs, tmp_path):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+from counterpoint.graph import TraceGraph
 from counterpoint.schema import (
     Act,
     AgentReturn,
@@ -30,9 +31,6 @@ from counterpoint.schema import (
     Write,
 )
 
-LANE = 3
-"""Characters that one agent's lane takes."""
-
 _MARKS: dict[str, str] = {
     "observe": "○",
     "act": "●",
@@ -51,7 +49,8 @@ def summary(trace: Trace, entries: Iterable[CreditEntry] = ()) -> dict[str, Any]
     """One row of facts about a run; a figure that no event carries is None.
 
     `entries` are lines of a credit file; `credited_units` counts those that name this trace by id
-    and digest and hold a value.
+    and digest and hold a value. `linear`, `branch_points`, `joins` and `critical_path` (how many
+    events lie on it) are what `TraceGraph` makes of the run.
     """
     events = trace.events
     rewards: dict[str, float | None] = {}
@@ -62,12 +61,17 @@ def summary(trace: Trace, entries: Iterable[CreditEntry] = ()) -> dict[str, Any]
                 rewards[event.channel] = (held or 0.0) + event.amount
     credited = [e for e in entries if e.trace_id == trace.trace_id and e.value is not None]
     digest = trace.digest if credited else ""
+    graph = TraceGraph(trace)
     return {
         "trace": trace.trace_id,
         "task": trace.header.task_id,
         "group": trace.header.group_id,
         "topology": trace.header.topology,
-        "roles": sorted({role for _, role in roles(trace).items()}),
+        "linear": graph.is_linear(),
+        "branch_points": len(graph.fan_outs()),
+        "joins": len(graph.joins()),
+        "critical_path": len(graph.critical_path().seqs),
+        "roles": sorted(set(roles(trace).values())),
         "spawns": _count(trace, "spawn"),
         "events": len(events),
         "messages": _count(trace, "message"),
