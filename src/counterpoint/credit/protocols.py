@@ -152,7 +152,7 @@ class Account:
         if unknown:
             raise Refused(f"a budget is in {', '.join(_CURRENCIES)}, not {', '.join(unknown)}")
         self._replay = replay
-        self._prices = _Prices(steps)
+        self._prices = Prices(steps)
         self._budget = {name: (budget or {}).get(name, np.inf) for name in _CURRENCIES}
         self._held: dict[tuple[Any, ...], Branches] = {}
         self.spent = Spent()
@@ -305,8 +305,11 @@ def _spent(amounts: Floats) -> Spent:
     return Spent(*(round(amount) for amount in amounts.tolist()))
 
 
-class _Prices:
-    """What one branch costs if it is as long as the record: (places, 3), as in `Spent`."""
+class Prices:
+    """What one branch costs if it is as long as the record: (places, 3), as `Spent` has it.
+
+    Each turn that is left counts as one call of the environment, a forward pass, and its tokens.
+    """
 
     def __init__(self, steps: Steps) -> None:
         order = steps.order
@@ -486,6 +489,7 @@ __all__ = [
     "Budget",
     "Harness",
     "Menu",
+    "Prices",
     "Replay",
     "Spent",
     "mean_of",

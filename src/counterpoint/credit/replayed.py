@@ -76,7 +76,7 @@ def loo(
         places(steps, rows), np.full(len(rows), NULL), n, seed=seed, downstream=downstream
     )
     null = mean_of(found.values)
-    parts = {"outcome": steps.outcome[rows], "null": null, **_precision(found.values)}
+    parts = {"outcome": steps.outcome[rows], "null": null, **precision(found.values)}
     estimand = {**REMOVALS, "anew": "removal:anew"}[downstream]
     return measured(steps, rows, steps.outcome[rows] - null, estimand, parts, [found])
 
@@ -202,7 +202,7 @@ def c3(
     if whiten:
         there = ~np.isnan(advantage)
         advantage[there] = whitened(advantage[there])[0]
-    parts = {"own": node[:, 0], "baseline": baseline, **_precision(node[:, 1:])}
+    parts = {"own": node[:, 0], "baseline": baseline, **precision(node[:, 1:])}
     return measured(steps, rows, advantage, "seqau", parts, found)
 
 
@@ -399,7 +399,7 @@ def measured(
     return Credit(values, "turn", estimand, identified, spread, about)
 
 
-def _precision(values: Floats) -> dict[str, Floats]:
+def precision(values: Floats) -> dict[str, Floats]:
     """Standard error of the mean of (rows, n) branches, and how many of them could be run."""
     there = ~np.isnan(values)
     n = there.sum(axis=1).astype(np.float64)
