@@ -58,8 +58,13 @@ def test_time_grows_with_the_rows(name):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", OBSERVED)
 def test_the_growth_exponent_to_a_million_rows(name):
-    """From 10⁵ to 10⁶ turns the exponent is at most 1.1, in the median of three."""
-    found = [math.log10(seconds(name, 1_000_000, 3) / seconds(name, 100_000, 5)) for _ in range(3)]
+    """Over two decades, from 10⁴ to 10⁶ turns, the exponent is at most 1.1, in the median of three.
+
+    Over the last decade alone it would also measure that 10⁵ rows fit into a cache and 10⁶ do not.
+    """
+    found = [
+        math.log(seconds(name, 1_000_000, 3) / seconds(name, 10_000, 5), 100) for _ in range(3)
+    ]
     assert statistics.median(found) <= 1.1
 
 
