@@ -8,7 +8,7 @@ import numpy as np
 
 from counterpoint import groups
 from counterpoint.branches import KEEP, RESAMPLE, Branches
-from counterpoint.credit.protocols import Replay, mean_of, needed, places
+from counterpoint.credit.protocols import Harness, Replay, mean_of, needed, places
 from counterpoint.credit.replayed import before, due, measured
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -19,7 +19,7 @@ from counterpoint.steps import Steps
 def blame(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     split: bool = False,
     drop: float = 0.1,
@@ -64,15 +64,16 @@ def blame(
             raise Refused("blame cannot split off chance from values alone; it needs replay=")
         worth, found = _given(steps, rows), []
     else:
-        drawn = _branched(steps, needed(replay, "blame"), rows, RESAMPLE, n, seed)
+        runner = needed(replay, "blame")
+        drawn = _branched(steps, runner, rows, RESAMPLE, n, seed)
         worth, found = mean_of(drawn.values), [drawn]
     known = ~np.isnan(worth)
     at, v = rows[known], worth[known]
     follows = _next(steps, at, v)
     parts = {"blame": v - follows, "value": v, "next": follows}
     parts["first_drop"] = _first(steps, at, parts["blame"] > drop)
-    if split and replay is not None:
-        kept = _branched(steps, replay, at, KEEP, n, seed)
+    if split:
+        kept = _branched(steps, runner, at, KEEP, n, seed)
         q = mean_of(kept.values)
         parts |= {"agent": v - q, "chance": q - follows}
         found.append(kept)

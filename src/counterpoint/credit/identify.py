@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from counterpoint import groups
-from counterpoint.credit.protocols import Prices, Replay, places
+from counterpoint.credit.protocols import Harness, Prices, Replay, places
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.schema import DECISIONS
 from counterpoint.spelling import Refused
@@ -75,7 +75,7 @@ class Unidentified(Refused):
     def __init__(self, found: Identification) -> None:
         self.found = found
         super().__init__(
-            f"the effect of {found.verb} is not identified: {REASONS[found.reason or '']}; "
+            f"{found.verb} needs more than this log holds: {REASONS[found.reason or '']}; "
             f"{found.would_identify}"
         )
 
@@ -123,7 +123,7 @@ def identify(
     steps: Steps,
     verb: str,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     propensity: Propensity = "logged",
 ) -> Identification:
     """Say by what right the effect of a decision can be stated, if at all.
@@ -153,7 +153,7 @@ def identified(
     steps: Steps,
     made: Decisions,
     verb: str,
-    replay: Replay | None,
+    replay: Replay | Harness | None,
     propensity: Propensity,
 ) -> Identification:
     """The same, of decisions that are already looked up."""

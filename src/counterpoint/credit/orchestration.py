@@ -21,7 +21,7 @@ from counterpoint.credit.identify import (
     decisions,
     identified,
 )
-from counterpoint.credit.protocols import Replay, mean_of, needed, places
+from counterpoint.credit.protocols import Harness, Replay, mean_of, needed, places
 from counterpoint.credit.replayed import due, precision
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -38,7 +38,7 @@ _NORMAL = 1.959963984540054
 def spawn(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     estimator: Estimator = "ips",
     propensity: Propensity = "logged",
@@ -60,7 +60,7 @@ def spawn(
 def delegate(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     estimator: Estimator = "ips",
     propensity: Propensity = "logged",
@@ -82,7 +82,7 @@ def delegate(
 def communicate(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     estimator: Estimator = "ips",
     propensity: Propensity = "logged",
@@ -104,7 +104,7 @@ def communicate(
 def aggregate(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     estimator: Estimator = "ips",
     propensity: Propensity = "logged",
@@ -126,7 +126,7 @@ def aggregate(
 def stop(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     n: int = 8,
     estimator: Estimator = "ips",
     propensity: Propensity = "logged",
@@ -148,7 +148,7 @@ def stop(
 def effect(
     steps: Steps,
     verb: str,
-    replay: Replay | None,
+    replay: Replay | Harness | None,
     n: int,
     estimator: Estimator,
     propensity: Propensity,

@@ -108,20 +108,22 @@ def places(steps: Steps, rows: Ints) -> Ints:
     return np.column_stack([steps.rollout[rows], steps.step[rows]])
 
 
-def needed(replay: Replay | None, name: str) -> Replay:
-    """The replay, or Refused saying that and how to give one."""
+def needed(replay: Replay | Harness | None, name: str) -> Replay:
+    """The replay, made of a harness where that is given; Refused where there is none."""
     if replay is None:
         raise Refused(
             f"{name} needs replay=, something that can run these runs again: Rerun(plays) of a "
             "game, the harness for traces it recorded, or your own (credit.protocols); an imported "
             "log cannot be run again"
         )
-    if not isinstance(replay, Replay):
-        raise Refused(
-            f"{name}: replay is {type(replay).__name__}, which lacks one of menu, branch, absent; "
-            "Adapted(harness) makes them of restore, put and go_on"
-        )
-    return replay
+    if isinstance(replay, Replay):
+        return replay
+    if isinstance(replay, Harness):
+        return Adapted(replay)
+    raise Refused(
+        f"{name}: replay is {type(replay).__name__}, which has neither menu, branch and absent nor "
+        "restore, put and go_on (credit.protocols)"
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -368,33 +370,35 @@ def price(method: Callable[..., Any], steps: Steps, replay: Replay, **options: A
 # Three methods of a user's own
 
 
+@runtime_checkable
 class Harness(Protocol):
-    """A user's world in three methods; `menu` is a fourth that it may have."""
+    """A user's world in three methods; `menu(state) -> (probs, taken, null)` may be a fourth.
+
+    An action is an entry of the menu, or −1 to draw the act anew, −2 to keep it, −3 for the
+    default. A seed belongs to a branch; what draws must draw from it alone.
+    """
 
     def restore(self, run: int, event: int) -> Any:
         """The state just before the act at this place of a recorded run."""
 
     def put(self, state: Any, action: int, seed: int) -> Any:
-        """The state after an act: an entry of the menu, RESAMPLE, KEEP or NULL."""
+        """The state after an act; None if there is no such act."""
 
-    def go_on(self, state: Any, seed: int) -> tuple[float, Spent]:
-        """Play on to the end under the policies: the outcome of the whole run, and the cost."""
+    def go_on(self, state: Any, seed: int) -> tuple[float, Sequence[int]]:
+        """Play on to the end under the policies: the outcome of the whole run, and what the branch
+        cost in environment calls, forward passes and tokens.
+        """
 
 
 class Adapted:
     """Makes a `Replay` of three methods: restore a prefix, put an act in, go on.
 
-    Without a fourth method `menu(state) -> (probs, taken, null)` there are no menus, so that only
-    what needs none can be asked. What a harness raises comes through with its traceback; put or
-    go_on may raise `Refused` for a branch that cannot be run, which is then NaN.
-
-    Args:
-        harness: the user's object.
-        exact: whether the user vouches for determinism, complete history and unchanged policies.
+    Without a menu only what needs none can be asked. What a harness raises comes through with its
+    traceback.
     """
 
-    def __init__(self, harness: Harness, *, exact: bool = False) -> None:
-        self._harness, self._exact = harness, exact
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
 
     def menu(self, places: Ints) -> Menu:
         """The menus that the harness tells, or empty ones."""
@@ -434,15 +438,14 @@ class Adapted:
         for row, number, leaf in np.ndindex(values.shape):
             run, event = places[row].tolist()
             names = (seed, run, event, start + number)
-            try:
-                begun = self._harness.restore(run, event)
-                state = self._harness.put(begun, int(action[row]), seed_of(*names))
-                value, cost = self._harness.go_on(state, seed_of(*names, leaf))
-            except Refused:
+            begun = self._harness.restore(run, event)
+            state = self._harness.put(begun, int(action[row]), seed_of(*names))
+            if state is None:
                 continue  # it cannot be run, which is not the same as no effect
-            values[row, number, leaf], spent = value, spent + cost
+            values[row, number, leaf], cost = self._harness.go_on(state, seed_of(*names, leaf))
+            spent += Spent(*cost)
         leaves = (~np.isnan(values)).sum(axis=2)
-        return Branches.of(mean_of(values), spent, leaves=leaves, exact=self._exact)
+        return Branches.of(mean_of(values), spent, leaves=leaves)
 
     def absent(
         self,

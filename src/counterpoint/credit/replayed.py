@@ -21,7 +21,7 @@ from counterpoint.credit.grouped import (
     n_rollouts,
     single,
 )
-from counterpoint.credit.protocols import Replay, mean_of, needed, places
+from counterpoint.credit.protocols import Harness, Replay, mean_of, needed, places
 from counterpoint.credit.returns import whitened
 from counterpoint.groups import Floats, Ints
 from counterpoint.ledger import Credit
@@ -38,7 +38,7 @@ ARISTOCRATS: dict[str, str] = {"frozen": "coma", "replay": "coma:replayed", "ane
 def loo(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     downstream: Downstream = "replay",
     n: int = 4,
     seed: int = 0,
@@ -84,7 +84,7 @@ def loo(
 def coma(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     alternatives: int | None = None,
     downstream: Downstream = "frozen",
     n: int = 1,
@@ -142,7 +142,7 @@ def coma(
 def c3(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     alternatives: int = 4,
     continuations: int = 1,
     own: int = 0,
@@ -226,7 +226,7 @@ def leave_one_out(node: Floats, leaves: Ints) -> Floats:
 def at_grpo(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     candidates: int = 4,
     normalize_std: bool = True,
     ddof: int = 1,
@@ -286,7 +286,7 @@ def at_grpo(
 def treemem(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     length_penalty: float | None = None,
     continuations: int = 4,
     ddof: int = 1,

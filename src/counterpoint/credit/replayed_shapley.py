@@ -19,7 +19,7 @@ from counterpoint.coalitions import (
     permutations,
     shapley_values,
 )
-from counterpoint.credit.protocols import Replay, mean_of, needed, places
+from counterpoint.credit.protocols import Harness, Replay, mean_of, needed, places
 from counterpoint.credit.replayed import due, measured
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -54,7 +54,7 @@ class _Run(NamedTuple):
 def shapley(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     form: Form = "exact",
     absence: Absence = "null",
     downstream: Downstream = "frozen",

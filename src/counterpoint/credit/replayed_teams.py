@@ -10,7 +10,7 @@ import numpy as np
 from counterpoint import groups
 from counterpoint.branches import Branches, Downstream
 from counterpoint.credit.grouped import Singleton, Spread, check_spread, compared, lone, single
-from counterpoint.credit.protocols import Replay, mean_of, needed, places
+from counterpoint.credit.protocols import Harness, Replay, mean_of, needed, places
 from counterpoint.credit.replayed import due, measured
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.ledger import Credit
@@ -29,7 +29,7 @@ class Statistics(NamedTuple):
 def ccpo(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     version: Literal[1, 2] = 2,
     earlier: Mapping[str, Sequence[Any]] | None = None,
     lam: float = 0.2,
@@ -110,7 +110,7 @@ def ccpo(
 def sharp(
     steps: Steps,
     *,
-    replay: Replay | None = None,
+    replay: Replay | Harness | None = None,
     planner: str | int | None = None,
     tool: Sequence[float] | None = None,
     lam: float = 1.0,
