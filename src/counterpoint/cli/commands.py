@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from counterpoint.cli import render
-from counterpoint.credit import METHODS, estimate, parameters, score
+from counterpoint.credit import METHODS, estimate, parameters, ppo_ratio, score
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.envs import ENVS, make
 from counterpoint.formats import FORMATS, Tally, export, read
 from counterpoint.games import GAMES, deal, gradient, play, truth
 from counterpoint.harness import runs
-from counterpoint.lanes import lanes, summary
+from counterpoint.lanes import known, lanes, summary
 from counterpoint.ledger import Credit
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
@@ -169,14 +169,17 @@ def show(
         last = chosen.first + len(chosen) - 1
         raise Refused(f"trace {chosen.trace_id} has events {chosen.first} to {last}, not {at}")
     prefix = chosen if at is None else chosen[: at + 1]
+    if json_:
+        events = {"header": prefix.header, "events": prefix.events, "seal": prefix.seal}
+        render.as_json(fold(prefix).as_dict() if world else events)
+        return
+    texts = lanes(prefix)
     if world:
-        state = fold(prefix).as_dict()
-        render.as_json(state) if json_ else render.world(state)
-    elif json_:
-        render.as_json({"header": prefix.header, "events": prefix.events, "seal": prefix.seal})
-    else:
-        for text in lanes(prefix):
-            render.line(render.plain(text, 0 if whole else LINE))
+        state = fold(prefix)
+        render.world(state.as_dict())
+        texts = known(prefix, state)
+    for text in texts:
+        render.line(render.plain(text, 0 if whole else LINE))
 
 
 @app.command()
@@ -242,7 +245,7 @@ def _estimates(
     results, refused = {}, {}
     for name in names:
         try:
-            results[name] = estimate(name, steps, **options)
+            results[name] = ppo_ratio(steps, estimate(name, steps, **options))
         except Refused as refusal:
             if len(names) == 1:
                 raise
