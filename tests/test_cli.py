@@ -307,6 +307,8 @@ def test_world_says_what_each_agent_had_seen(runs):
     assert (worker["seen"], worker["inbox"], worker["alive"]) == ([1], [5], True)
     assert world["open_calls"] == []
     assert set(world) == {"agents", "artefacts", "open_calls", "digest"}
+    told = run("show", runs, "--world", "--at", 5).stdout
+    assert "worker knows 1, message by planner: → worker: look it up" in told
 
 
 def test_hostile_text_reaches_a_terminal_spelled_out(runs):

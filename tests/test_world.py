@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterpoint.lanes import known
 from counterpoint.schema import (
     KINDS,
     RESERVED,
@@ -18,7 +19,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import freeze
-from counterpoint.world import Shown, World, apply, context_of, fold
+from counterpoint.world import World, apply, fold
 
 DEFAULTS = {
     "spawn": {"child": "c"},
@@ -279,52 +280,41 @@ TALK = trace_of(
 )
 
 
+def context(trace, agent):
+    return list(fold(trace).agents[agent].context)
+
+
 def test_context_is_what_was_shown_told_and_said_in_order():
     """Before its second turn b has its own first one, a's question and the environment's words."""
-    assert context_of(TALK[:4], "b") == [
-        Shown(0, "env", "You are b."),
-        Shown(1, "b", "ready"),
-        Shown(2, "a", "2 + 2?"),
-        Shown(3, "env", "clock: 5"),
-    ]
+    assert context(TALK[:4], "b") == [0, 1, 2, 3]
 
 
 def test_a_fold_keeps_and_a_reset_forgets_but_seen_remembers():
     """The context shrinks to the kept events, then to nothing but what is new; `seen` does not."""
-    assert context_of(TALK[:6], "b") == [Shown(2, "a", "2 + 2?"), Shown(4, "b", "4")]
-    assert context_of(TALK, "b") == [Shown(6, "env", "You are new.")]
+    assert context(TALK[:6], "b") == [2, 4]
+    assert context(TALK, "b") == [6]
     assert list(fold(TALK).agents["b"].seen) == [2]
 
 
-def test_an_effect_without_content_says_its_span_of_the_act():
-    """A message that only names characters of its act's text is shown with those characters."""
+def test_what_an_agent_knows_is_said_in_words():
+    """A message that only names characters of its act's text is told with those characters, a
+    call with its arguments, the environment's words as they are, and an event that the trace does
+    not hold by its number.
+    """
     authorised = (Cause(seq=0, kind="authorizes"),)
     trace = trace_of(
         ("act", "a", {"text": "@b hello there"}),
         ("message", "a", {"span": (3, 8), "causes": authorised}),
-        ("observe", "b", {"sources": (1,)}),
-    )
-    assert context_of(trace, "b") == [Shown(1, "a", "hello")]
-
-
-def test_each_kind_of_content_is_found():
-    """A spawn's context, a stop's answer, a call's arguments, an act's text and a result."""
-    trace = trace_of(
-        ("act", "a", {"text": "t"}),
-        ("spawn", "a", {"context": "c"}),
         ("tool_call", "a", {"arguments": {"q": 1}}),
-        ("tool_result", "a", {"call": 2, "content": [1]}),
-        ("stop", "a", {"answer": 4}),
-        ("observe", "z", {"sources": (0, 1, 2, 3, 4)}),
+        ("observe", "b", {"sources": (1, 2, 40), "content": "dark"}),
     )
-    assert [shown.content for shown in context_of(trace, "z")] == ["t", "c", {"q": 1}, [1], 4]
-
-
-def test_unknown_agents_and_events_are_empty_not_errors():
-    """Nobody's context is empty; an event that the trace does not hold has no origin."""
-    trace = trace_of(("observe", "b", {"sources": (40,)}))
-    assert context_of(trace, "nobody") == []
-    assert context_of(trace, "b") == [Shown(40, None, None)]
+    assert list(known(trace, fold(trace))) == [
+        "a knows 0, act by a: @b hello there",
+        "b knows 1, message by a: → b: hello",
+        "b knows 2, tool_call by a: search {'q': 1}",
+        "b knows 40, which is not in this trace",
+        "b knows 3, observe by b: saw 1, 2, 40 dark",
+    ]
 
 
 # -- digest and JSON ------------------------------------------------------------------------------
@@ -430,7 +420,7 @@ def test_a_world_goes_on_from_any_prefix(trace, t):
         apply(world, event)
     assert world.digest() == fold(trace).digest()
     assert fold(trace[:t]).digest() == before
-    assert all(context_of(trace, name) is not None for name in world.agents)
+    assert len(list(known(trace, world))) == sum(len(a.context) for a in world.agents.values())
 
 
 @given(traces(("observe", "act", "delegate", "message", "deliver", "agent_return", "tool_result")))

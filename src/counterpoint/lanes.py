@@ -30,6 +30,7 @@ from counterpoint.schema import (
     Trace,
     Write,
 )
+from counterpoint.world import World
 
 _MARKS: dict[str, str] = {
     "observe": "○",
@@ -173,6 +174,19 @@ def describe(trace: Trace, event: AnyEvent) -> str:
         for part in (f"→ {', '.join(to)}:" if to else None, said)
         if part not in (None, "")
     )
+
+
+def known(trace: Trace, world: World) -> Iterator[str]:
+    """What every agent has before its eyes in `world`, the fold of `trace`: a line per event.
+
+    An event that the trace does not hold (one of a fork's parent) has a number and no words.
+    """
+    events = {event.seq: event for event in reversed(trace.events)}
+    for name, agent in world.agents.items():
+        for seq in agent.context:
+            event = events.get(seq)
+            words = event and f", {event.kind} by {event.agent}: {describe(trace, event)}"
+            yield f"{name} knows {seq}{words or ', which is not in this trace'}"
 
 
 def _reward(event: Reward) -> str:

@@ -12,7 +12,7 @@ business of validation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
@@ -267,53 +267,6 @@ def apply(world: World, event: AnyEvent) -> None:
         _handled(world, event.item)
     if event.seq >= world.next_seq:
         world.next_seq = event.seq + 1
-
-
-class Shown(NamedTuple):
-    """One thing in an agent's context: which event it is, who made it, what it says."""
-
-    seq: int
-    origin: str | None
-    content: Any
-
-
-def context_of(trace: Trace, agent: str) -> list[Shown]:
-    """What `agent` has in its context after the last event of `trace`, oldest first.
-
-    What it had when it acted at `seq` is `context_of(trace[:seq], agent)`. An observation says what
-    the environment or harness said in it, so its origin is `env`. An event that this trace does not
-    hold (one of a fork's parent) has neither origin nor content. An unknown agent gives an empty
-    list.
-    """
-    world = fold(trace)
-    if agent not in world.agents:
-        return []
-    context = world.agents[agent].context
-    events = {event.seq: event for event in reversed(trace.events) if event.seq in context}
-    return [
-        Shown(seq, _origin(events[seq]), _content(trace, events[seq]))
-        if seq in events
-        else Shown(seq, None, None)
-        for seq in context
-    ]
-
-
-def _origin(event: AnyEvent) -> str:
-    return "env" if isinstance(event, Observe) else event.agent
-
-
-def _content(trace: Trace, event: AnyEvent) -> Any:
-    match event:
-        case Act():
-            return event.text
-        case Spawn():
-            return event.context
-        case Stop():
-            return event.answer
-        case ToolCall():
-            return event.arguments
-        case _:
-            return trace.content(event)
 
 
 # ---------------------------------------------------------------------------------------------
