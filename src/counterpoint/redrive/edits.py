@@ -17,11 +17,8 @@ from counterpoint.policies import Policy
 from counterpoint.policies.grammar import parse
 from counterpoint.redrive.follow import Led
 from counterpoint.schema import (
-    RESERVED,
     Act,
     AnyEvent,
-    Deliver,
-    Event,
     Observe,
     Reward,
     ToolResult,
@@ -45,25 +42,6 @@ def broken(env: Env, clause: str, what: str) -> NoReturn:
 def selected(things: Sequence[T], costs: Sequence[int]) -> Sequence[T]:
     """All things, or evenly spaced ones so that their costs come to about `WORK`."""
     return things[:: max(1, math.ceil(sum(costs) / WORK))]
-
-
-def depends(trace: Trace, reward: Event | int) -> tuple[str, ...]:
-    """The agents whose events a reward descends from, in order of appearance.
-
-    Along the edges of the graph except those inferred from order, and through every earlier act
-    that could have stopped the run and did not (`TraceGraph.ancestors` with descent). What an
-    agent was shown is not its doing: observations and deliveries do not count.
-
-    Raises:
-        Refused: the trace has no such event.
-    """
-    seq = reward if isinstance(reward, int) else reward.seq
-    found: dict[str, None] = {}
-    for ancestor in TraceGraph(trace).ancestors(seq, descent=True).tolist():
-        event = trace[ancestor]
-        if event.agent not in RESERVED and not isinstance(event, Observe | Deliver):
-            found[event.agent] = None
-    return tuple(found)
 
 
 def edited_runs(
