@@ -14,7 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.schema import EDGES, KINDS, TRUST, Act, AnyEvent, Delegate, Message, Trace
+from counterpoint.schema import (
+    EDGES,
+    KINDS,
+    RESERVED,
+    TRUST,
+    Act,
+    AnyEvent,
+    Delegate,
+    Deliver,
+    Event,
+    Message,
+    Observe,
+    Trace,
+)
 from counterpoint.spelling import Refused
 
 KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
@@ -214,6 +227,20 @@ class TraceGraph:
         reached[row] = False
         return self._ascending(self.table.seq[: row + 1][reached])
 
+    def behind(self, seq: int) -> tuple[str, ...]:
+        """The agents whose events `seq` descends from, in order of appearance.
+
+        Along all edges except those inferred from order, and through every earlier act that could
+        have stopped the run and did not (`ancestors` with descent). What an agent was shown is not
+        its doing: observations and deliveries do not count.
+
+        Raises:
+            Refused: the trace has no such event.
+        """
+        events = (self.trace[ancestor] for ancestor in self.ancestors(seq, descent=True).tolist())
+        acted = (e.agent for e in events if not isinstance(e, Observe | Deliver))
+        return tuple(dict.fromkeys(agent for agent in acted if agent not in RESERVED))
+
     def descendants(self, seq: int, *, descent: bool = False) -> Ints:
         """Seqs of the events that `seq` leads to, itself left out; `descent` as in `ancestors`."""
         row = self._row(seq)
@@ -319,6 +346,16 @@ class TraceGraph:
         events = self.trace.events
         acts = np.flatnonzero(self.table.kind == KIND_CODE["act"]).tolist()
         return np.array([row for row in acts if _declines_stop(events[row])], dtype=np.int64)
+
+
+def depends(trace: Trace, reward: Event | int) -> tuple[str, ...]:
+    """The agents whose events a reward descends from, in order of appearance; of several
+    questions about one trace, `TraceGraph.behind` builds the graph once.
+
+    Raises:
+        Refused: the trace has no such event.
+    """
+    return TraceGraph(trace).behind(reward if isinstance(reward, int) else reward.seq)
 
 
 class Links(NamedTuple):
