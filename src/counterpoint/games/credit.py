@@ -23,6 +23,9 @@ NULL = 0
 MOST_HISTORIES = 50_000_000
 """How many histories one call walks through; about ten seconds."""
 
+_BLOCK = 1 << 17
+"""Histories that are walked at once, so that memory stays small however many there are."""
+
 
 class Downstream(NamedTuple):
     """What agents do once something has changed: absent ones, and those who see the change."""
@@ -148,14 +151,15 @@ def _onward(plays: Plays) -> Floats:
 
 
 def _changed(plays: Plays, acts: Ints, downstream: Downstream) -> Floats:
-    """(rows, acts) expected pay from each row on, were its act another one."""
+    """(rows, acts) expected pay from each row on, were its act another one; NaN for nature's."""
     game = plays.game
-    row = np.repeat(np.arange(len(plays.state)), len(acts))
-    act = np.tile(acts, len(plays.state))
+    trained = np.flatnonzero(plays.steps.mask)
+    row, act = np.repeat(trained, len(acts)), np.tile(acts, len(trained))
     here, everybody = plays.state[row], np.full(len(row), (1 << game.agents) - 1)
-    now = game.reward[here, act]
     then = _walk(plays, row + 1, row, game.next[here, act], everybody, downstream)
-    return (now + then).reshape(-1, len(acts))
+    paid = np.full((len(plays.state), len(acts)), np.nan)
+    paid[trained] = (game.reward[here, act] + then).reshape(-1, len(acts))
+    return paid
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,25 +226,30 @@ def _walk(
         downstream: what agents do.
     """
     game, rollout = plays.game, plays.steps.rollout
-    walk, chance, earned = np.arange(len(state)), np.ones(len(state)), np.zeros(len(state))
     end = np.searchsorted(rollout, rollout[of], side="right")
-    histories = 0
-    while True:
-        live = state >= 0
-        walk, chance, row, state = walk[live], chance[live], row[live], state[live]
+    earned, histories = np.zeros(len(state)), 0
+    begun = np.flatnonzero(state >= 0)
+    todo = [(begun, np.ones(len(begun)), row[begun], state[begun])]
+    while todo:
+        walk, chance, at, here = todo.pop()
+        if len(walk) > _BLOCK:
+            halves = [np.array_split(part, 2) for part in (walk, chance, at, here)]
+            todo += zip(*halves, strict=True)
+            continue
         histories += len(walk)
-        if not len(walk):
-            return earned
         _affordable(histories)
-        act = _acts(plays, row, row < end[walk], state, present[walk], downstream)
+        act = _acts(plays, at, at < end[walk], here, present[walk], downstream)
         # An agent that answers splits the walk into one for each act of its policy.
-        share = np.where(act[:, None] < 0, game.probability[state], 1.0)
+        share = np.where(act[:, None] < 0, game.probability[here], 1.0)
         split = np.where(act[:, None] < 0, share > 0, np.arange(share.shape[1]) == act[:, None])
         source, act = np.nonzero(split)
-        walk, state, row = walk[source], state[source], row[source] + 1
-        chance = chance[source] * share[source, act]
-        earned += groups.total(walk, chance * game.reward[state, act], len(earned))
-        state = game.next[state, act]
+        walk, here, chance = walk[source], here[source], chance[source] * share[source, act]
+        np.add.at(earned, walk, chance * game.reward[here, act])
+        here = game.next[here, act]
+        live = here >= 0
+        if live.any():
+            todo.append((walk[live], chance[live], at[source][live] + 1, here[live]))
+    return earned
 
 
 def _acts(

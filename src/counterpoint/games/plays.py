@@ -108,7 +108,7 @@ def every(game: Game, rollouts: int) -> tuple[Plays, Floats]:
 
 
 def _paths(game: Game, start: int) -> Iterator[tuple[_Path, float]]:
-    """Every play from a state as its (state, action) pairs, with its probability."""
+    """Every play that can happen from a state as its (state, action) pairs, with its chance."""
     begun: list[tuple[_Path, int, float]] = [((), start, 1.0)]
     while begun:
         path, state, chance = begun.pop()
@@ -116,6 +116,8 @@ def _paths(game: Game, start: int) -> Iterator[tuple[_Path, float]]:
             raise Refused("a play of this game can meet a state twice, so plays cannot be listed")
         for action, share in enumerate(game.policy[game.anchor[state]].tolist()):
             longer, after = (*path, (state, action)), int(game.next[state, action])
+            if not share:
+                continue
             if after < 0:
                 yield longer, chance * share
             else:
