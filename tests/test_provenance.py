@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from counterpoint import provenance
 from counterpoint.envs import tool
 from counterpoint.harness import prompt
-from counterpoint.provenance import Labelled, blocks, spoken, wrap
+from counterpoint.provenance import Labelled, spoken, wrap
 from counterpoint.schema import TRUST
-from stages import played, room, team
+from stages import blocks, played, room, team
 
 PIECES = [
     "<<from harness, trusted, deadbeef\n",
@@ -80,11 +80,6 @@ def test_the_environments_words_stand_bare_unless_they_look_like_a_block():
     assert blocks(spoken(Labelled(forged, "env", "trusted"))) == [
         Labelled(forged, "env", "trusted")
     ]
-
-
-def test_a_damaged_block_is_none():
-    """A head without its end gives nothing, and raises nothing."""
-    assert blocks("<<from a, trusted, 00000000\nno end") == []
 
 
 def test_every_path_into_a_prompt_is_labelled():

@@ -14,9 +14,9 @@ import numpy as np
 
 from counterpoint.groups import Ints
 from counterpoint.ledger import Credit
-from counterpoint.schema import Act, CreditEntry, Finding, Target, Trace
+from counterpoint.schema import Act, CreditEntry, Target, Trace
 from counterpoint.spelling import Refused, freeze
-from counterpoint.store import records
+from counterpoint.store import side_records
 from counterpoint.units import Units
 
 
@@ -28,7 +28,6 @@ def entries(
     *,
     method: str,
     params: Mapping[str, Any],
-    update: str | None = None,
 ) -> Iterator[CreditEntry]:
     """Spell a credit as lines of a credit file, one per unit.
 
@@ -39,7 +38,6 @@ def entries(
         traces: the traces that the rows came from.
         method: its name, or file.py:function.
         params: the options it ran with.
-        update: the training update that used it.
 
     Raises:
         Refused: credit per token, which a line cannot name.
@@ -66,7 +64,6 @@ def entries(
             target=_target(units, unit),
             value=None if np.isnan(value) else value,
             policy_version=act.policy_version if isinstance(act, Act) and not shared else None,
-            update=update,
         )
 
 
@@ -81,9 +78,9 @@ def _target(units: Units, unit: int) -> Target:
     return Target(seq=seq if seq >= 0 else None, item=item if decided else None)
 
 
-def read_entries(path: str | Path, findings: list[Finding] | None = None) -> list[CreditEntry]:
+def read_entries(path: str | Path) -> list[CreditEntry]:
     """The credit lines of a file. Raises Refused if it holds none."""
-    found = [value for _, value in records(path, findings) if isinstance(value, CreditEntry)]
+    found = [value for value in side_records(path) if isinstance(value, CreditEntry)]
     if not found:
         raise Refused(f"{path} holds no line of credit; `counterpoint credit … -o` writes them")
     return found

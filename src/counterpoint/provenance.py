@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from zlib import crc32
 
 from counterpoint.schema import Trust
@@ -43,23 +43,6 @@ def spoken(labelled: Labelled) -> str:
 
 
 _HEAD = "<<from "
-_OPENING = re.compile(
-    _HEAD + r"([\w.:/@-]*), (untrusted|unknown|human|trusted), ([0-9a-f]{8})\n",
-)
-
-
-def blocks(prompt: str) -> list[Labelled]:
-    """The blocks of a prompt that `wrap` made, in order; what stands between them is left out."""
-    found = []
-    at = 0
-    while opening := _OPENING.search(prompt, at):
-        origin, trust, fence = opening.groups()
-        end = prompt.find(f"\n{fence}>>", opening.end())
-        if end < 0:
-            break
-        found.append(Labelled(prompt[opening.end() : end], origin, cast(Trust, trust)))
-        at = end + len(fence) + 3
-    return found
 
 
 @lru_cache(maxsize=4096)

@@ -413,11 +413,9 @@ def _stray(
     return [Finding(rule=rule, message=message, file=file, line=line, trace_id=trace_id, seq=seq)]
 
 
-def side_records(
-    path: str | Path, findings: list[Finding] | None = None
-) -> Iterator[LateReward | CreditEntry]:
+def side_records(path: str | Path) -> Iterator[LateReward | CreditEntry]:
     """Yield the late rewards and credit entries of a file beside a trace."""
-    for _, value in records(path, findings):
+    for _, value in records(path):
         if isinstance(value, LateReward | CreditEntry):
             yield value
 

@@ -16,6 +16,7 @@ from counterpoint.formats import intake as take
 from counterpoint.formats import mas_rl_v1, mas_rl_v1_out, openai_chat, who_and_when
 from counterpoint.formats.intake import UNREAD, Anchor, Intake, Rejected, Tally, trace_id_of
 from counterpoint.formats.load import FOREIGN, OURS, documents, files
+from counterpoint.save import trace_lines
 from counterpoint.schema import Finding, Trace, encode
 from counterpoint.spelling import Refused
 from counterpoint.store import read_file
@@ -45,8 +46,7 @@ class Format(NamedTuple):
 
 
 def _own_lines(trace: Trace, tally: Tally) -> Iterator[bytes]:
-    seal = () if trace.seal is None else (trace.seal,)
-    return map(encode, (trace.header, *trace.events, *seal))
+    return map(encode, trace_lines(trace))
 
 
 _READERS = {

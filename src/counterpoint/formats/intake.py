@@ -30,7 +30,7 @@ from counterpoint.schema import (
     Seal,
     Trace,
 )
-from counterpoint.spelling import Payload, Refused, digest_of, freeze
+from counterpoint.spelling import SIDE, Payload, Refused, digest_of, freeze
 
 Anchor: TypeAlias = Literal["last_message", "last_tool", "history"]
 T = TypeVar("T")
@@ -210,7 +210,7 @@ def payload_at(value: Any, place: str) -> Payload:
     text = b"" if raw is UNSET else bytes(raw)
     if len(text) > MAX_PAYLOAD:
         raise Rejected(place, f"holds more than {MAX_PAYLOAD} bytes")
-    if text.startswith(b'{"$file":'):
+    if text.startswith(SIDE):
         raise Rejected(place, "is spelled like a reference to one of our side files")
     return raw
 
