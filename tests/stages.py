@@ -1,11 +1,13 @@
 """A bare room for tests of the stage: an environment of any roles whose parts a test replaces."""
 
+import re
 from typing import ClassVar
 
 from counterpoint.envs import Env, tool
 from counterpoint.harness import header_of, next_event, rollout, team_of
 from counterpoint.harness.run import Run
 from counterpoint.policies.scripted import Scripted
+from counterpoint.provenance import Labelled
 from counterpoint.validate import validate
 
 
@@ -93,3 +95,19 @@ def edges(trace, event):
         f"{c.kind} {c.seq}" + ("" if c.basis == "recorded" else f" {c.basis[9:]}")
         for c in event.causes
     }
+
+
+HEAD = re.compile(r"<<from ([\w.:/@-]*), (untrusted|unknown|human|trusted), ([0-9a-f]{8})\n")
+
+
+def blocks(prompt):
+    """The blocks of a prompt as a reader finds them: from a head to the first end of its fence."""
+    found, at = [], 0
+    while opening := HEAD.search(prompt, at):
+        origin, trust, fence = opening.groups()
+        end = prompt.find(f"\n{fence}>>", opening.end())
+        if end < 0:
+            break
+        found.append(Labelled(prompt[opening.end() : end], origin, trust))
+        at = end + len(fence) + 3
+    return found

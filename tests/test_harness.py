@@ -13,12 +13,12 @@ from counterpoint.harness.run import Run
 from counterpoint.policies import Output
 from counterpoint.policies.scripted import Scripted
 from counterpoint.policies.tabular import Softmax
-from counterpoint.provenance import Labelled, blocks
+from counterpoint.provenance import Labelled
 from counterpoint.recorder import Recorder
 from counterpoint.schema import Act, Cause, Intervene, Item, Safety
 from counterpoint.spelling import freeze
 from counterpoint.world import fold
-from stages import begun, edges, go, names, played, room, sound, team
+from stages import begun, blocks, edges, go, names, played, room, sound, team
 
 # -- a turn ----------------------------------------------------------------------------------------
 

@@ -19,11 +19,10 @@ from counterpoint.formats import read
 from counterpoint.harness import header_of, play, rollout, runs, team_of
 from counterpoint.policies import Output
 from counterpoint.policies.tabular import Softmax
-from counterpoint.provenance import blocks
 from counterpoint.recorder import Recorder
 from counterpoint.schema import DECISIONS, Item, Target
 from counterpoint.spelling import Refused, freeze
-from stages import Room, played, room, sound, team
+from stages import Room, blocks, played, room, sound, team
 
 TWO = {"a": ["message", "stop", "mark"], "b": ["message"]}
 

@@ -14,8 +14,10 @@ from tempfile import TemporaryDirectory
 from traceback import format_exception_only
 from typing import IO, NamedTuple, TypeAlias, cast
 
+import msgspec
+
 from counterpoint.save import trace_lines
-from counterpoint.schema import AnyEvent, Header, Seal, Trace, decode, encode
+from counterpoint.schema import AnyEvent, Header, Line, Seal, Trace, encode
 from counterpoint.spelling import Refused
 
 Job: TypeAlias = tuple[int, int]
@@ -23,9 +25,13 @@ Job: TypeAlias = tuple[int, int]
 
 Played = Callable[[Job], Trace]
 
+_LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+_SIZE = 8
+"""Bytes of a size; so few are written and read in one piece."""
+
 
 class _Worker(NamedTuple):
-    """A process beside this one; `ticks` gives one byte for every trace that stands in `file`."""
+    """A process beside this one; `ticks` gives the size of each trace that stands in `file`."""
 
     number: int
     pid: int
@@ -95,9 +101,10 @@ def _work(path: Path, tell: int, jobs: Sequence[Job], played: Played) -> int:
     try:
         with path.open("wb") as file:
             for job in jobs:
-                file.writelines(encode(line) + b"\n" for line in trace_lines(played(job)))
+                lines = b"".join(encode(line) + b"\n" for line in trace_lines(played(job)))
+                file.write(lines)
                 file.flush()
-                os.write(tell, b".")
+                os.write(tell, len(lines).to_bytes(_SIZE))
         sys.stdout.flush()
     except BaseException as error:  # this process may not go on as if it were its parent
         with suppress(OSError):
@@ -111,8 +118,8 @@ def _fault(path: Path) -> Path:
 
 
 def _taken(worker: _Worker, job: Job, played: Played) -> Trace:
-    if os.read(worker.ticks, 1):
-        return _read_back(worker.file)
+    if size := os.read(worker.ticks, _SIZE):
+        return _read_back(worker.file.read(int.from_bytes(size)))
     died = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     who, run = f"worker {worker.number}", f"group {job[0]}, rollout {job[1]}"
     if died is not None and died.si_code != os.CLD_EXITED:
@@ -133,11 +140,9 @@ def _ended(worker: _Worker) -> None:
     worker.file.close()
 
 
-def _read_back(file: IO[bytes]) -> Trace:
-    header = cast(Header, decode(file.readline()))
-    events: list[AnyEvent] = []
-    while not isinstance(line := decode(file.readline()), Seal):
-        events.append(cast(AnyEvent, line))
-    trace = Trace(header, tuple(events), line)
-    vars(trace)["digest"] = line.digest
+def _read_back(lines: bytes) -> Trace:
+    header, *events, seal = _LINES.decode_lines(lines)
+    seal = cast(Seal, seal)
+    trace = Trace(cast(Header, header), tuple(cast("list[AnyEvent]", events)), seal)
+    vars(trace)["digest"] = seal.digest  # the cached property, which would compute it again
     return trace
