@@ -16,6 +16,7 @@ from counterpoint import groups
 from counterpoint.cells import chosen, encode, events, flags, floats, whole, without_none
 from counterpoint.descent import Descent, given_pairs
 from counterpoint.groups import Bools, Floats, Ints
+from counterpoint.quality import Quality, from_rows, tabled
 from counterpoint.schema import LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.turns import turns
@@ -35,12 +36,15 @@ _NEEDS = {
     "descends": "say from_traces(…, descent=True), or give descends= to from_columns, for each row "
     "the rows whose reward descends from it",
     "state_digest": "give state_digest= to from_columns, or record it on observe",
+    "quality": "give quality= to from_columns, or record rewards of agents on channels of their "
+    "own",
 }
 _FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
 _LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
 _LATER = ("segment_start", "event", "action", "descends")
-_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, *_LATER)
+_QUALITY = ("quality", "verifiable", "error_rate", "depends")
+_COLUMNS: tuple[str, ...] = (*_LABEL, *_FLOAT, *_PLAIN, *_LATER, *_QUALITY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,7 @@ class Steps:
         action: index of the chosen label in the menu, −1 where none was chosen.
         event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
         descends: which rewards descend from which row; see `descent.Descent`.
+        quality: what is known of each agent's own work; see `quality.Quality`.
         parts: the parts of the turns, where they came from traces; `units` gives them.
         counts: what was left out while the rows were made.
     """
@@ -103,6 +108,7 @@ class Steps:
     segment_start: Bools | None = None
     value_high: Floats | None = None
     descends: Descent | None = None
+    quality: Quality | None = None
     parts: Mapping[str, Units] = field(default_factory=dict)
     names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -120,7 +126,8 @@ class Steps:
                 `group` defaults to one group, `agent` to one agent, `role` to the agent, `task` to
                 the group, `step` to the order of rows in the rollout, `outcome` to the sum of the
                 rollout's rewards, `mask` and `valid` to true. A NaN or None reward means that
-                nothing was scored there.
+                nothing was scored there. `quality` is one number for each agent of a rollout, with
+                `verifiable`, `error_rate` and `depends` beside it (`quality.from_rows`).
 
         Raises:
             Refused: a column of another length, an unknown name, a value that is not a number,
@@ -371,6 +378,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         menu=optional_labels("menu"),
         action=chosen(given["action"]) if "action" in given else None,
         event=events(given["event"]) if "event" in given else None,
+        quality=_quality(given, rollout, agent, names["agent"], counts),
         descends=_descends(given.get("descends"), reward, rollout, step),
         parts=given.get("parts", {}),
         segment_start=flags("segment_start", given, n) if "segment_start" in given else None,
@@ -385,6 +393,33 @@ def _named(rollout: Ints, own: Ints, texts: tuple[Any, ...]) -> tuple[Any, ...]:
     first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
     first[rollout[::-1]] = own[::-1]
     return tuple(map(texts.__getitem__, first.tolist()))
+
+
+def _quality(
+    given: dict[str, Any],
+    rollout: Ints,
+    agent: Ints,
+    agents: tuple[Any, ...],
+    counts: dict[str, int],
+) -> Quality | None:
+    held = given.get("quality")
+    if held is None:
+        return None
+    if "scored" in given:
+        found, left_out = tabled(held, rollout[given["scored"]], agents)
+        if left_out:
+            counts["quality_without_turns"] = left_out
+        return found if len(found) else None
+    rate = floats("error_rate", given["error_rate"]) if "error_rate" in given else None
+    return from_rows(
+        floats("quality", held),
+        rollout,
+        agent,
+        agents,
+        verifiable=given.get("verifiable"),
+        error_rate=rate,
+        depends=given.get("depends"),
+    )
 
 
 def _descends(given: Any, reward: Floats, rollout: Ints, step: Ints) -> Descent | None:

@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from counterpoint.descent import Descent, Paid, descends, joined
+from counterpoint.descent import Descent, Paid, descends, gap, joined
+from counterpoint.quality import Scored, scored
 from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
 from counterpoint.spelling import Refused
 from counterpoint.units import PARTS, Part, packed, parts_of
@@ -50,6 +51,8 @@ def turns(
     counts = {"rollouts_without_steps": 0, "forks_left_out": 0}
     parts: dict[str, list[Part]] = {kind: [] for kind in PARTS}
     pairs: list[Descent] = []
+    quality: list[Scored] = []
+    begins: list[int] = []
     for number, trace in enumerate(traces):
         if trace.header.fork is not None and not forks:
             counts["forks_left_out"] += 1
@@ -63,6 +66,13 @@ def turns(
         first = len(columns["trace"])
         for kind, part in parts_of(trace, first):
             parts[kind].append(part)
+        if _judges(trace, extra, channel):
+            fault = gap(trace)
+            if fault:
+                unsure = counts.get("quality_from_unsure_edges", 0)
+                counts["quality_from_unsure_edges"] = unsure + 1
+            quality += scored(trace, extra, channel, (len(begins), number), fault)
+        begins.append(first)
         if descent:
             pairs.append(descends(trace, [row.seq for row in rows], paid, first))
         header = trace.header
@@ -82,7 +92,16 @@ def turns(
     given["parts"] = {kind: packed(kind, len(given["event"]), parts[kind]) for kind in PARTS}
     if descent:
         given["descends"] = joined(pairs)
+    if quality:
+        given["quality"], given["scored"] = quality, begins
     return given, counts
+
+
+def _judges(trace: Trace, late: list[LateReward], channel: str) -> bool:
+    """Whether any reward is about an agent's own work, and not the outcome."""
+    paid: list[Reward | LateReward] = list(late)
+    paid += [event for event in trace.events if isinstance(event, Reward)]
+    return any(reward.target and not counts_as_outcome(reward, channel) for reward in paid)
 
 
 def _given(columns: dict[str, list[Any]]) -> dict[str, Any]:
