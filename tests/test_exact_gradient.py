@@ -26,6 +26,7 @@ from counterpoint.games import (
     truth,
     values,
 )
+from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
 from counterpoint.steps import Steps
 
@@ -37,6 +38,13 @@ SMALL = {
     "stopping": deal("T16", turns=4, seed=5),
     "paid per turn": deal("T16", turns=3, pay=1.0, spread=0.0, seed=6),
 }
+
+
+def unbiased(family: str) -> list[str]:
+    """Names of a family whose row says unbiased."""
+    return [name for name, row in METHODS.items() if row.unbiased and row.family == family]
+
+
 small = pytest.mark.parametrize("game", SMALL.values(), ids=SMALL.keys())
 
 reinforce = partial(estimate, "reinforce")
@@ -104,11 +112,28 @@ def test_unbiased_methods(game, method):
 
 
 @small
-@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.unbiased])
+@pytest.mark.parametrize("name", unbiased("observational"))
 def test_what_the_table_calls_unbiased(game, name):
     """A method whose row says unbiased gives, as it stands, the policy gradient on every game."""
     got = expected_gradient(game, partial(estimate, name), 3)
     np.testing.assert_allclose(got, policy_gradient(game), atol=1e-12)
+
+
+def measured(game, name: str, seed: int, **options):
+    """Gradient of a method that runs the plays again, weighed over all plays that can happen."""
+    plays, chance = every(game, 1)
+    credit = estimate(name, plays.steps, replay=Rerun(plays), seed=seed, **options)
+    return gradient(plays, credit.values * chance[plays.steps.group] * len(chance))
+
+
+@small
+@pytest.mark.parametrize("name", unbiased("measured"))
+def test_what_the_table_calls_unbiased_and_measures(game, name):
+    """Branches are drawn: over 40 seeds their mean is within 4 standard errors of the gradient."""
+    got = np.array([measured(game, name, seed) for seed in range(40)])
+    error = got.std(axis=0, ddof=1) / np.sqrt(len(got))
+    assert np.all(np.abs(got.mean(axis=0) - policy_gradient(game)) <= 4 * error + 1e-12)
+    assert np.all(error < 0.1)
 
 
 @small
@@ -198,6 +223,44 @@ def test_gigpo_without_its_step_part_is_grpo(game):
     """A step weight of 0 leaves the episode part: (G − 1)/G of the gradient."""
     got = expected_gradient(game, partial(gigpo, step_weight=0.0), 3)
     np.testing.assert_allclose(got, 2 / 3 * policy_gradient(game), atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------
+# Exact credit of other kinds
+
+REACTING = {
+    "T2": deal("T2", agents=3, actions=2, contexts=10),
+    "T13": deal("T13", agents=3, actions=3, topology="tree", contexts=10),
+    "T17": deal("T17", agents=3, dep=1.0, contexts=10),
+}
+
+
+def direction(game, estimand: str) -> float:
+    """Cosine of E[Σ A ∇log π] and the policy gradient, A the exact credit, over all plays."""
+    plays, chance = every(game, 1)
+    weight = chance[plays.steps.group] * len(chance)
+    return cosine(gradient(plays, truth(plays, estimand).values * weight), policy_gradient(game))
+
+
+@pytest.mark.parametrize("game", REACTING.values(), ids=REACTING.keys())
+def test_what_an_act_makes_later_agents_do_is_lost_to_frozen_credit(game):
+    """Once later agents react, coma and frozen removal and Shapley point elsewhere (< .98); seqau,
+    the outcome and removal that lets others answer do not (> .999), and neither do RLOO and C3.
+    """
+    for estimand in ("seqau", "outcome", "removal:replayed", "removal:anew"):
+        assert direction(game, estimand) > 0.999
+    for estimand in ("coma", "removal:frozen", "shapley:frozen"):
+        assert direction(game, estimand) < 0.98
+    exact = policy_gradient(game)
+    assert cosine(expected_gradient(game, partial(estimate, "rloo"), 2), exact) > 0.999
+    assert cosine(measured(game, "c3", 0, alternatives=400), exact) > 0.999
+
+
+def test_frozen_credit_is_right_where_nobody_reacts():
+    """On T1, where agents see nothing, all of these are the policy gradient."""
+    game = deal("T1", agents=3, contexts=5)
+    for estimand in ("seqau", "coma", "removal:frozen", "removal:replayed", "shapley:frozen"):
+        assert direction(game, estimand) == pytest.approx(1, abs=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------

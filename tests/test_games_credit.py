@@ -347,12 +347,13 @@ def test_and_blames_the_first_failure():
 
 def test_a_dummy_earns_nothing_and_is_paid_by_its_group():
     """T8: agent 1 of 3 is 0 by every estimand that looks at what an act changes, though others
-    react to each other; mean-only GRPO pays it like anybody.
+    react to each other; mean-only GRPO pays it like anybody, and removal that draws everything
+    anew pays it for the luck of those who come later.
     """
     game = deal("T8", agents=3, contexts=4, seed=3)
     plays = play(game, groups=8, rollouts=8)
     idle = plays.steps.agent == 1
-    for estimand in set(TRUTHS) - {"outcome", "first_error"}:
+    for estimand in set(TRUTHS) - {"outcome", "first_error", "removal:anew"}:
         credit = truth(plays, estimand).values
         np.testing.assert_allclose(credit[idle], 0, atol=1e-12)
         assert np.abs(credit[~idle]).max() > 0.5
@@ -385,16 +386,22 @@ def test_nobody_sees_so_nobody_answers():
 
 
 def test_what_a_replay_says_of_an_act_on_average():
-    """E[removal:replayed | h, a] = Q(h, a) − Q(h, null): the luck of later agents averages out."""
+    """E[removal | h, a] = Q(h, a) − Q(h, null), replayed or anew: the luck of later agents averages
+    out. Replaying has less of it.
+    """
     game = deal("T13", agents=3, actions=2, topology="chain", seed=1)
     plays, chance = every(game, 1)
     weight = chance[plays.steps.group]
-    credit = truth(plays, "removal:replayed").values
     key = plays.state * 2 + plays.action
     q = action_values(game)
-    mean = np.bincount(key, credit * weight) / np.bincount(key, weight)
     want = q[plays.state, plays.action] - q[plays.state, 0]
-    np.testing.assert_allclose(mean[key], want, atol=1e-12)
+    spread = {}
+    for downstream in ("replayed", "anew"):
+        credit = truth(plays, f"removal:{downstream}").values
+        mean = np.bincount(key, credit * weight) / np.bincount(key, weight)
+        np.testing.assert_allclose(mean[key], want, atol=1e-12)
+        spread[downstream] = weight @ (credit - want) ** 2
+    assert spread["replayed"] < 0.8 * spread["anew"]
 
 
 def test_coma_sums_to_zero_over_a_policy_and_not_over_a_team():

@@ -48,6 +48,7 @@ def truth(plays: Plays, estimand: str = "seqau") -> Credit:
         coma               R − Σ_a' π(a' | h) R(a', all others as they were)
         removal:frozen     R − R(null act, all others as they were)
         removal:replayed   R − E[R(null act)], whoever then sees something else answers again
+        removal:anew       R − Q(h, null act): all that comes later is drawn anew
         shapley:…          mean over all orders of the agents of v(S ∪ i) − v(S)
           frozen           v(S): agents outside S take the null act, all others act as they did
           replayed         the same, but whoever sees something else than it did answers again
@@ -125,6 +126,11 @@ def _coma(plays: Plays) -> Floats:
 
 def _removal(plays: Plays, downstream: Downstream) -> Floats:
     return _onward(plays) - _changed(plays, np.array([NULL]), downstream)[:, 0]
+
+
+def _removal_anew(plays: Plays) -> Floats:
+    instead: Floats = action_values(_undiscounted(plays.game))[plays.state, NULL]
+    return _onward(plays) - instead
 
 
 def _first_error(plays: Plays) -> Floats:
@@ -279,6 +285,7 @@ TRUTHS: dict[str, Callable[[Plays], Floats]] = {
     "coma": _coma,
     "removal:frozen": partial(_removal, downstream=FROZEN),
     "removal:replayed": partial(_removal, downstream=REPLAYED),
+    "removal:anew": _removal_anew,
     "shapley:frozen": partial(_shapley, downstream=FROZEN),
     "shapley:replayed": partial(_shapley, downstream=REPLAYED),
     "shapley:resampled": partial(_shapley, downstream=RESAMPLED),
