@@ -215,13 +215,13 @@ def test_a_reward_depends_on_everything_the_run_did_and_so_does_the_next(path):
     with Recorder(path) as rec, rec.trace("t") as t:
         a = t.act("a")
         t.act("b")
-        c = t.act("c", causes=[a])
+        c = t.act("c", causes=[1])
         first = t.reward(1)
         second = t.reward(None, channel="style", verifiable="judge", error_rate=0.25)
         third = t.reward(0.5, causes=[a], target=Target(agent="a"), family="R2", channel="own")
     run = "inferred:run"
-    assert edges(c) == [(0, "derives", "recorded")]
-    assert edges(first) == edges(second) == [(1, "rewards", run), (2, "rewards", run)]
+    assert edges(c) == [(1, "derives", "recorded")]
+    assert edges(first) == edges(second) == [(0, "rewards", run), (2, "rewards", run)]
     assert edges(third) == [(0, "rewards", "recorded")]
     (trace,), _ = checked(path)
     assert edges(trace[1]) == [(0, "precedes", "inferred:order")]
@@ -661,6 +661,15 @@ def test_a_file_without_a_last_newline_is_gone_on_with_on_a_new_line(path):
 # Several traces, several threads, interruptions
 
 
+@pytest.fixture
+def hasty():
+    """Threads that change places a thousand times more often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 1000)
+    yield
+    sys.setswitchinterval(before)
+
+
 def test_interleaved_traces_of_one_recorder_come_apart(path):
     """Three open traces in one file, written in turns."""
     with Recorder(path) as rec:
@@ -675,8 +684,8 @@ def test_interleaved_traces_of_one_recorder_come_apart(path):
 
 
 @pytest.mark.parametrize("sync", ["write", "trace"])
-def test_four_threads_write_one_trace_and_four_their_own(path, sync):
-    """500 events from each of four threads: no finding, no gap, nothing twice."""
+def test_four_threads_write_one_trace_and_four_their_own(path, sync, hasty):
+    """Over 500 events from each of four threads: no finding, no gap, nothing twice."""
     failures: list[BaseException] = []
 
     def work(rec: Recorder, shared: TraceRecorder, name: str) -> None:
@@ -686,6 +695,7 @@ def test_four_threads_write_one_trace_and_four_their_own(path, sync):
                     own.act(name)
                     shared.act(name, f"{name} {i}")
                     shared.message(name, ["0", "1", "2", "3"], i)
+                    shared.custom(name, "x.y", i)
                     call = shared.tool_call(name, "x")
                     shared.tool_result(call, i)
         except BaseException as error:
@@ -713,6 +723,7 @@ def test_an_exception_leaves_an_unsealed_readable_trace(path, sync):
         with pytest.raises(KeyboardInterrupt), rec.trace("t") as t:  # noqa: PT012
             t.act("a")
             raise KeyboardInterrupt
+        assert len(next(read_file(path))) == 1  # before the file is closed
         with rec.trace("t") as t:
             t.act("b")
         left = rec.trace("t")
