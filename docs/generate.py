@@ -33,6 +33,7 @@ from counterpoint.games import GAMES
 from counterpoint.rows import verl_agent
 from counterpoint.targets import load_target
 from counterpoint.validate import COUNTS, RULES, across
+from counterpoint.vocabulary import DECISIONS, EDGES, FAMILIES, TRUST, UNITS
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = ROOT / "docs" / "trace.schema.json"
@@ -344,16 +345,16 @@ def _default(field: Any) -> str:
 
 def edges(page: Path) -> str:
     """The kinds of edges."""
-    return table(["edge", "what it says"], [[f"`{k}`", v] for k, v in schema.EDGES.items()])
+    return table(["edge", "what it says"], [[f"`{k}`", v] for k, v in EDGES.items()])
 
 
 def vocabulary(page: Path) -> str:
     """Closed lists: reward families, units of credit, trust labels, decisions."""
-    families = table(["family", "reward"], [[k, v] for k, v in schema.FAMILIES.items()])
+    families = table(["family", "reward"], [[k, v] for k, v in FAMILIES.items()])
     lists = {
-        "Units of credit": schema.UNITS,
-        "Orchestration decisions": schema.DECISIONS,
-        "Trust, from lowest to highest": schema.TRUST,
+        "Units of credit": UNITS,
+        "Orchestration decisions": DECISIONS,
+        "Trust, from lowest to highest": TRUST,
     }
     return "\n\n".join([families, *(f"{k}: {', '.join(v)}." for k, v in lists.items())])
 

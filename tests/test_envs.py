@@ -11,9 +11,10 @@ from counterpoint import Softmax, rollout
 from counterpoint.envs import ENVS, make
 from counterpoint.policies.cheats import CHEATS, HONEST
 from counterpoint.redrive import check_env
-from counterpoint.schema import EXECUTED, Observe, Reward
+from counterpoint.schema import Observe, Reward
 from counterpoint.spelling import Refused
 from counterpoint.validate import validate
+from counterpoint.vocabulary import EXECUTED
 from every_way import ceiling, every_way
 
 DIALS = [

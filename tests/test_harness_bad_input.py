@@ -20,8 +20,9 @@ from counterpoint.harness import header_of, play, rollout, runs, team_of
 from counterpoint.policies import Output
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
-from counterpoint.schema import DECISIONS, Item, Target
+from counterpoint.schema import Item, Target
 from counterpoint.spelling import Refused, freeze
+from counterpoint.vocabulary import DECISIONS
 from stages import Room, blocks, played, room, sound, team
 
 TWO = {"a": ["message", "stop", "mark"], "b": ["message"]}

@@ -11,7 +11,8 @@ from counterpoint.envs import make
 from counterpoint.policies.cheats import CHEATS, HONEST, prefer
 from counterpoint.policies.scripted import Scripted
 from counterpoint.redrive import value_of
-from counterpoint.schema import DECISIONS, encode
+from counterpoint.schema import encode
+from counterpoint.vocabulary import DECISIONS
 from every_way import ceiling, every_way
 
 READ = prefer("read", "tell:exact")

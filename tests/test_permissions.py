@@ -6,9 +6,9 @@ import pytest
 
 from counterpoint.envs import tool
 from counterpoint.harness import next_event
-from counterpoint.schema import TRUST
 from counterpoint.spelling import Refused
 from counterpoint.tools import Rule, rules_of, verdict
+from counterpoint.vocabulary import TRUST
 from stages import begun, edges, go, names, played, room, team
 
 ROLES = ("r", "s")

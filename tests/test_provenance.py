@@ -12,7 +12,7 @@ from counterpoint import provenance
 from counterpoint.envs import tool
 from counterpoint.harness import prompt
 from counterpoint.provenance import Labelled, spoken, wrap
-from counterpoint.schema import TRUST
+from counterpoint.vocabulary import TRUST
 from stages import blocks, played, room, team
 
 PIECES = [

@@ -20,10 +20,11 @@ from counterpoint.ledger import Credit
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
 from counterpoint.save import save, trace_lines
-from counterpoint.schema import UNITS, Act, Cause, Effect, Item, Message, ToolCall
+from counterpoint.schema import Act, Cause, Effect, Item, Message, ToolCall
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.units import PARTS
+from counterpoint.vocabulary import UNITS
 
 DATA = Path(__file__).parent / "data"
 TAU = DATA / "tau_bench" / "gpt-4o-airline.json.gz"

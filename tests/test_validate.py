@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterpoint.schema import (
-    EDGES,
     KINDS,
-    TRUST,
     Act,
     AgentRef,
     AgentReturn,
@@ -52,6 +50,7 @@ from counterpoint.schema import (
 from counterpoint.spelling import freeze
 from counterpoint.store import read_file
 from counterpoint.validate import COUNTS, RULES, validate
+from counterpoint.vocabulary import EDGES, TRUST
 
 # ---------------------------------------------------------------------------------------------
 # Traces by hand

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from counterpoint.lanes import known
 from counterpoint.schema import (
     KINDS,
-    RESERVED,
     AgentRef,
     AgentReturn,
     Cause,
@@ -19,6 +18,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import freeze
+from counterpoint.vocabulary import RESERVED
 from counterpoint.world import World, apply, fold
 
 DEFAULTS = {

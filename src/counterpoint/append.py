@@ -26,7 +26,6 @@ from counterpoint.schema import (
     AgentReturn,
     Cause,
     Delegate,
-    EdgeKind,
     Event,
     Header,
     Line,
@@ -51,6 +50,7 @@ from counterpoint.spelling import (
     freeze,
     side_folder,
 )
+from counterpoint.vocabulary import EdgeKind
 
 E = TypeVar("E", bound=Event)
 Sync = Literal["trace", "write", "disk"]

@@ -15,10 +15,7 @@ import numpy.typing as npt
 
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.schema import (
-    EDGES,
     KINDS,
-    RESERVED,
-    TRUST,
     Act,
     AnyEvent,
     Delegate,
@@ -29,6 +26,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Refused
+from counterpoint.vocabulary import EDGES, RESERVED, TRUST
 
 KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
 EDGE_CODE: dict[str, int] = {kind: code for code, kind in enumerate(EDGES)}

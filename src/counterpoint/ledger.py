@@ -50,7 +50,7 @@ class Credit:
 
     Attributes:
         values: (rows,) float64; NaN was never credited, which is not 0.
-        unit: what carries the credit (`schema.UNITS`).
+        unit: what carries the credit (`vocabulary.UNITS`).
         estimand: the quantity that is estimated, by its name on the methods page.
         identified: `randomised`, `overlap`, `assumption:NAME`, `heuristic` or `not`.
         parts: every intermediate under its formula's name, each of shape (rows,); `Parts` works

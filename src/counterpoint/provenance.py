@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from counterpoint.schema import Trust
+from counterpoint.vocabulary import Trust
 
 
 class Labelled(NamedTuple):

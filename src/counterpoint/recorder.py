@@ -33,7 +33,6 @@ from counterpoint.schema import (
     Deliver,
     Despawn,
     Event,
-    Family,
     Header,
     Intervene,
     Item,
@@ -45,18 +44,15 @@ from counterpoint.schema import (
     Safety,
     Source,
     Spawn,
-    Status,
     Stop,
-    StopReason,
     Target,
     ToolCall,
     ToolResult,
-    Trust,
-    Verifiable,
     Write,
 )
 from counterpoint.spelling import CANONICAL, Refused, canonical, digest_of, freeze
 from counterpoint.store import PAYLOADS, payloads, records
+from counterpoint.vocabulary import Family, Status, StopReason, Trust, Verifiable
 
 
 class Recorder:

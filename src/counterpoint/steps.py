@@ -194,7 +194,7 @@ class Steps:
         return None if code < 0 else self.names[column][code]
 
     def units(self, kind: str) -> Units:
-        """What can carry credit, one of `schema.UNITS`: parts of turns, turns, or groups of them.
+        """What can carry credit (`vocabulary.UNITS`): parts of turns, turns, or groups of them.
 
         Decisions, messages, tool calls and tokens are parts of a row, known from traces alone;
         agents, roles and the team are the rows of a rollout that share them.

@@ -20,10 +20,11 @@ from counterpoint.harness import header_of, team_of
 from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive.exact import Listed, all_listed, branches
 from counterpoint.report import Page, Section, figure, page
-from counterpoint.schema import UNITS, Act, ToolCall, Trace
+from counterpoint.schema import Act, ToolCall, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.units import Units
+from counterpoint.vocabulary import UNITS
 
 TURNS: tuple[int, ...] = (1, 4, 16)
 """Turns that each agent takes, in the closed form."""

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
-from counterpoint.schema import Trust
 from counterpoint.spelling import CANONICAL, Payload, Refused, digest_of, freeze
 from counterpoint.streams import Draws
+from counterpoint.vocabulary import Trust
 
 Verdict: TypeAlias = Literal["allow", "ask", "deny"]
 F = TypeVar("F", bound=Callable[..., Any])

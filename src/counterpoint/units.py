@@ -1,7 +1,7 @@
 """What can carry credit, as arrays: the parts of turns, the turns, and turns taken together.
 
-The eight kinds of `schema.UNITS`. A decision, a message, a tool call and a token are parts of one
-turn, a row of `Steps`; an agent, a role and the team are all rows of a rollout that share it.
+The eight kinds of `vocabulary.UNITS`. A decision, a message, a tool call and a token are parts of
+one turn, a row of `Steps`; an agent, a role and the team are all rows of a rollout that share it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import numpy as np
 from counterpoint import groups
 from counterpoint.groups import Floats, Ints
 from counterpoint.schema import (
-    DECISIONS,
-    UNITS,
     Act,
     Aggregate,
     Delegate,
@@ -29,6 +27,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Refused
+from counterpoint.vocabulary import DECISIONS, UNITS
 
 PARTS: tuple[str, ...] = ("token", "message", "tool_call", "decision")
 """Kinds that are parts of a turn, which only traces can tell."""
@@ -44,7 +43,7 @@ class Units:
     """The units of one kind in a table of turns, as arrays of shape (units,).
 
     Attributes:
-        kind: which of `schema.UNITS`.
+        kind: which of `vocabulary.UNITS`.
         rows: how many turns the table has.
         row: the turn that the unit is part of; of several turns, the first in the table.
         seq: the event that is the unit: an act, a message, a call; −1 where there is none.
@@ -211,7 +210,7 @@ def units_of(
     """The units of a kind, as `Steps.units` gives them.
 
     Args:
-        kind: one of `schema.UNITS`.
+        kind: one of `vocabulary.UNITS`.
         parts: what `packed` made of the traces, by kind; tokens as runs.
         event: (rows, 2) index of the trace and seq of each turn's act, if there are traces.
         rollout: (rows,) which rollout a turn belongs to.

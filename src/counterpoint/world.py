@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 from msgspec import UNSET
 
 from counterpoint.schema import (
-    DECISIONS,
-    RESERVED,
     Act,
     AgentReturn,
     Aggregate,
@@ -43,6 +41,7 @@ from counterpoint.schema import (
     Write,
 )
 from counterpoint.spelling import CANONICAL, digest_of
+from counterpoint.vocabulary import DECISIONS, RESERVED
 
 Seqs: TypeAlias = dict[int, None]
 """Distinct seqs in the order they came: a set that remembers order."""

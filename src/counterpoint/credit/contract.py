@@ -10,9 +10,9 @@ import numpy as np
 
 from counterpoint.groups import Ints
 from counterpoint.ledger import Credit
-from counterpoint.schema import UNITS
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
+from counterpoint.vocabulary import UNITS
 
 _CLOSE = 1e-9
 

@@ -14,9 +14,9 @@ import numpy as np
 from counterpoint import groups
 from counterpoint.credit.protocols import Harness, Prices, Replay, places
 from counterpoint.groups import Bools, Floats, Ints
-from counterpoint.schema import DECISIONS
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
+from counterpoint.vocabulary import DECISIONS
 
 Propensity: TypeAlias = Literal["logged", "estimated"] | float
 """Where the probability of taking a decision comes from: the log, frequencies in the log, or an

@@ -11,19 +11,11 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from counterpoint.schema import (
-    Act,
-    AnyEvent,
-    Delegate,
-    Event,
-    Family,
-    Target,
-    Trace,
-    Verifiable,
-)
+from counterpoint.schema import Act, AnyEvent, Delegate, Event, Target, Trace
 from counterpoint.spelling import Refused, digest_of
 from counterpoint.targets import load_target
 from counterpoint.tools import Spec, specs, tool
+from counterpoint.vocabulary import Family, Verifiable
 from counterpoint.world import World
 
 __all__ = ["ENVS", "Amount", "Env", "EnvRow", "View", "make", "tool"]

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from counterpoint.formats.intake import Anchor, Intake, Rejected, add, caused
-from counterpoint.schema import RESERVED, Act, AnyEvent, Item, Message, Observe, Source, Trust
+from counterpoint.schema import Act, AnyEvent, Item, Message, Observe, Source
 from counterpoint.spelling import CANONICAL, Payload, digest_of
+from counterpoint.vocabulary import RESERVED, Trust
 
 MAX_AGENTS = 64
 """Most participants of one run: every one of them sees all, so edges grow with their number."""

@@ -21,7 +21,6 @@ from counterpoint.schema import (
     AgentRef,
     AnyEvent,
     Cause,
-    EdgeKind,
     EnvRef,
     Event,
     Finding,
@@ -31,6 +30,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import SIDE, Payload, Refused, digest_of, freeze
+from counterpoint.vocabulary import EdgeKind
 
 Anchor: TypeAlias = Literal["last_message", "last_tool", "history"]
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from counterpoint.formats import intake as take
 from counterpoint.formats.intake import Intake, Rejected, Tally, add
 from counterpoint.formats.mas_rl_v1_out import FOREIGN_KIND, TOP, said
 from counterpoint.schema import (
-    RESERVED,
     Act,
     AgentReturn,
     Aggregate,
@@ -29,9 +28,7 @@ from counterpoint.schema import (
     Custom,
     Delegate,
     Despawn,
-    EdgeKind,
     Event,
-    Family,
     Intervene,
     Message,
     Safety,
@@ -39,11 +36,10 @@ from counterpoint.schema import (
     Stop,
     ToolCall,
     ToolResult,
-    Topology,
     Trace,
-    Trust,
 )
 from counterpoint.spelling import Payload, freeze
+from counterpoint.vocabulary import RESERVED, EdgeKind, Family, Topology, Trust
 
 ABOUT = "the JSON Schema of the orchestration-trace survey (arXiv:2605.02801)"
 

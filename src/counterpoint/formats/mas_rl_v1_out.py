@@ -25,7 +25,6 @@ from counterpoint.schema import (
     Custom,
     Delegate,
     Despawn,
-    EdgeKind,
     Event,
     Intervene,
     Message,
@@ -39,6 +38,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Refused, digest_of, freeze, thaw
+from counterpoint.vocabulary import EdgeKind
 
 FOREIGN_KIND = "mas_rl_v1."
 """Prefix of the name of a custom event that holds an event of this format as it was."""

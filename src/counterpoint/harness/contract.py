@@ -15,19 +15,10 @@ from msgspec import UNSET, UnsetType
 from counterpoint.envs import Amount, Env
 from counterpoint.policies import Output, described
 from counterpoint.policies.grammar import NAMED, arguments_of
-from counterpoint.schema import (
-    RESERVED,
-    AnyEvent,
-    Event,
-    Family,
-    Item,
-    Target,
-    Trace,
-    Verb,
-    Verifiable,
-)
+from counterpoint.schema import AnyEvent, Event, Item, Target, Trace
 from counterpoint.spelling import Payload, Refused, freeze
 from counterpoint.tools import cut
+from counterpoint.vocabulary import RESERVED, Family, Verb, Verifiable
 from counterpoint.world import INERT, World
 
 T = TypeVar("T")

@@ -29,11 +29,11 @@ from counterpoint.schema import (
     Stop,
     ToolCall,
     ToolResult,
-    Trust,
     Write,
 )
 from counterpoint.spelling import Payload, freeze
 from counterpoint.tools import Answer, Verdict, call, spec_of, verdict
+from counterpoint.vocabulary import Trust
 
 Effect = Callable[[Run, Act, int, Item], AnyEvent]
 

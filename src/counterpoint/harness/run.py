@@ -11,8 +11,6 @@ from counterpoint.envs import Amount, Env
 from counterpoint.harness.contract import amounts_of, settings_of
 from counterpoint.policies import Observation, Policy, Shown
 from counterpoint.schema import (
-    DECISIONS,
-    TRUST,
     Act,
     AnyEvent,
     Cause,
@@ -24,12 +22,12 @@ from counterpoint.schema import (
     ToolCall,
     ToolResult,
     Trace,
-    Trust,
     Write,
 )
 from counterpoint.spelling import Refused
 from counterpoint.streams import Domain, Draws, Keys, key_at, keys_of
 from counterpoint.tools import Rule, Spec, rules_of, verdict
+from counterpoint.vocabulary import DECISIONS, TRUST, Trust
 from counterpoint.world import World, apply
 
 READ = "read"

@@ -30,8 +30,6 @@ from counterpoint.harness.run import Run, environment, made, turn_edge
 from counterpoint.policies import Observation, Output, Policy, described
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
-    DECISIONS,
-    EXECUTED,
     Act,
     AnyEvent,
     Cause,
@@ -44,9 +42,9 @@ from counterpoint.schema import (
     Stop,
     Target,
     ToolCall,
-    Verb,
 )
 from counterpoint.spelling import Refused, freeze
+from counterpoint.vocabulary import DECISIONS, EXECUTED, Verb
 from counterpoint.world import World
 
 Legal = tuple[tuple[str, str], ...]

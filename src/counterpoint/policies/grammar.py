@@ -19,8 +19,9 @@ from typing import cast
 import msgspec
 from msgspec import UNSET
 
-from counterpoint.schema import Item, Verb
+from counterpoint.schema import Item
 from counterpoint.spelling import PLAIN, Payload, Refused, freeze
+from counterpoint.vocabulary import Verb
 
 VERSION = 1
 """Version of the grammar, stored in a run's config."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from counterpoint.policies import Menu, Observation, Output
-from counterpoint.schema import DECISIONS, Act, Event
+from counterpoint.schema import Act, Event
 from counterpoint.spelling import Refused
 from counterpoint.streams import Draws
+from counterpoint.vocabulary import DECISIONS
 
 _DECLINED = frozenset(f"no_{verb}" for verb in DECISIONS)
 

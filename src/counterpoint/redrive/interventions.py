@@ -20,7 +20,6 @@ from counterpoint.redrive.follow import Led, by_hand
 from counterpoint.redrive.standing import asked_at
 from counterpoint.schema import (
     KINDS,
-    TRUST,
     Act,
     AnyEvent,
     Cause,
@@ -35,6 +34,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Payload, Refused, freeze
+from counterpoint.vocabulary import TRUST
 
 Level: TypeAlias = Literal["channel", "decision"]
 NOTHING = "none"

@@ -26,9 +26,10 @@ from counterpoint.redrive.follow import Team
 from counterpoint.redrive.interventions import NOTHING, planned
 from counterpoint.redrive.record import Record, Said, sight
 from counterpoint.redrive.standing import Standing, asked_at, cost, go_on, snapshot, staged, twin
-from counterpoint.schema import DECISIONS, Act, Trace
+from counterpoint.schema import Act, Trace
 from counterpoint.spelling import Refused
 from counterpoint.streams import Domain, Draws, Keys, branch_key, key_at
+from counterpoint.vocabulary import DECISIONS
 
 
 class Value(NamedTuple):

@@ -8,9 +8,10 @@ import numpy as np
 
 from counterpoint.graph import KIND_CODE
 from counterpoint.groups import Bools, Ints
-from counterpoint.schema import RESERVED, Despawn, Finding, Spawn
+from counterpoint.schema import Despawn, Finding, Spawn
 from counterpoint.validate.chunk import Chunk, before, short
 from counterpoint.validate.order import EFFECTS
+from counterpoint.vocabulary import RESERVED
 
 
 def lived(chunk: Chunk) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from counterpoint.graph import TRUST_CODE
 from counterpoint.groups import Bools, Ints
-from counterpoint.schema import EXECUTED, TRUST, AnyEvent, Finding, Intervene, Reward, Safety
+from counterpoint.schema import AnyEvent, Finding, Intervene, Reward, Safety
 from counterpoint.validate.chunk import Chunk
+from counterpoint.vocabulary import EXECUTED, TRUST
 
 
 def untainted(chunk: Chunk) -> Iterator[Finding]:
