@@ -51,10 +51,11 @@ def test_a_text_is_exactly_one_block_and_comes_back(tries):
 
 
 def test_a_fence_that_the_text_holds_is_not_taken(monkeypatch):
-    """With a checksum that gives 1, then 2, then 3, a text that holds the first two."""
-    monkeypatch.setattr(provenance, "crc32", lambda data, value=0: value + 1)
-    labelled = Labelled("00000001>>\n00000002", "search", "untrusted")
-    assert wrap(labelled).endswith("\n00000003>>")
+    """With a digest that is the length alone: the text holds that, and that of one more byte."""
+    monkeypatch.setattr(provenance, "digest_of", lambda data: len(data).to_bytes(4, "big"))
+    labelled = Labelled("00000014>>\n00000015\n", "search", "untrusted")
+    assert len(labelled.text) == 0x14
+    assert wrap(labelled).endswith("\n00000016>>")
     assert blocks(wrap(labelled)) == [labelled]
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import NamedTuple
-from zlib import crc32
 
-from counterpoint.vocabulary import Trust
+from counterpoint.schema import Trust
+from counterpoint.spelling import digest_of
 
 
 class Labelled(NamedTuple):
@@ -30,7 +30,7 @@ def wrap(labelled: Labelled) -> str:
         …
         3f9a2c11>>
 
-    The fence is a checksum that does not occur in the text; the origin is spelled without controls.
+    The fence is a digest that does not occur in the text; the origin is spelled without controls.
     """
     fence = _fence(labelled.text)
     head = f"<<from {_plain(labelled.origin)}, {labelled.trust}, {fence}"
@@ -51,7 +51,7 @@ def _plain(origin: str) -> str:
 
 
 def _fence(text: str) -> str:
-    check = crc32(text.encode("utf-8", "surrogatepass"))
-    while (fence := f"{check:08x}") in text:
-        check = crc32(b".", check)
+    data = text.encode("utf-8", "surrogatepass")
+    while (fence := digest_of(data).hex()[:8]) in text:
+        data += b"."
     return fence

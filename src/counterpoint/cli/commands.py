@@ -24,13 +24,12 @@ from counterpoint.recorder import Recorder
 from counterpoint.redrive import replay
 from counterpoint.rows import difference, load_batch, save_batch
 from counterpoint.save import save, trace_lines, whole_file
-from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
+from counterpoint.schema import UNITS, CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
 from counterpoint.targets import load_target
 from counterpoint.validate import validate
-from counterpoint.vocabulary import UNITS
 from counterpoint.world import fold
 
 app = typer.Typer(
