@@ -11,8 +11,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from counterpoint.schema import Trust
 from counterpoint.spelling import digest_of
+from counterpoint.vocabulary import Trust
 
 
 class Labelled(NamedTuple):

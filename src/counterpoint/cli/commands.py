@@ -24,12 +24,13 @@ from counterpoint.recorder import Recorder
 from counterpoint.redrive import replay
 from counterpoint.rows import difference, load_batch, save_batch
 from counterpoint.save import save, trace_lines, whole_file
-from counterpoint.schema import UNITS, CreditEntry, Finding, LateReward, Trace
+from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
 from counterpoint.targets import load_target
 from counterpoint.validate import validate
+from counterpoint.vocabulary import UNITS
 from counterpoint.world import fold
 
 app = typer.Typer(
@@ -129,7 +130,7 @@ def export_(
     """Turn traces into a foreign log."""
     tally = Tally()
     with whole_file(out, force=force) as file:
-        for line in export(format_, _read(path), tally=tally):
+        for line in export(format_, read_traces(path), tally=tally):
             file.write(line)
     result = {"traces": tally.traces, "dropped": dict(tally.dropped)}
     render.as_json(result) if json_ else render.pairs(result)
@@ -161,7 +162,7 @@ def show(
         by_trace: dict[str, list[CreditEntry]] = {}
         for entry in read_entries(credit_) if credit_ else ():
             by_trace.setdefault(entry.trace_id, []).append(entry)
-        rows = [summary(t, by_trace.get(t.trace_id, ())) for t in _read(path)]
+        rows = [summary(t, by_trace.get(t.trace_id, ())) for t in read_traces(path)]
         render.as_json(rows) if json_ else render.table(rows)
         return
     chosen = _choose(path, trace)
@@ -333,7 +334,7 @@ def record(
 ) -> None:
     """Play an environment and write every event down as it happens."""
     played = make(env, **_options(settings))
-    team = _policy(policy)
+    team = policy_of(policy)
     if out.exists() and not append:
         if out.is_dir() or not force:
             raise Refused(f"{out} exists; choose another name, or say --append or --force")
@@ -355,7 +356,7 @@ def record(
 @app.command("replay")
 def replay_(path: Traces, json_: Json = False) -> None:
     """Play recorded runs again and compare byte for byte; exit 1 if one diverged."""
-    told = replay(render.progress(_read(path), "replaying"))
+    told = replay(render.progress(read_traces(path), "replaying"))
     if json_:
         render.as_json(told.as_dict())
     else:
@@ -415,14 +416,14 @@ def demo(
     render.note(f"wrote {out / 'report.html'} and {out / 'summary.json'}")
 
 
-def _policy(name: str) -> Any:
+def policy_of(name: str) -> Any:
     """A policy for all roles: a uniform table, a saved one, or what a file of yours makes."""
     if name == "uniform":
         return Softmax()
     return load_target(name) if ".py:" in name else Softmax.load(name)
 
 
-def _read(path: Path, format_: str | None = None) -> Iterator[Trace]:
+def read_traces(path: Path, format_: str | None = None) -> Iterator[Trace]:
     """Read traces and say how many lines could not be read."""
     found: list[Finding] = []
     yield from read(path, format_, findings=found)
@@ -433,7 +434,7 @@ def _read(path: Path, format_: str | None = None) -> Iterator[Trace]:
 def _choose(path: Path, trace_id: str | None) -> Trace:
     others = 0
     chosen: Trace | None = None
-    for trace in _read(path):
+    for trace in read_traces(path):
         if chosen is None and (trace_id is None or trace.trace_id == trace_id):
             chosen = trace
         else:
