@@ -15,7 +15,6 @@ from counterpoint.credit.returns import (
     check_fraction,
     in_scored_rollout,
     on_rows,
-    only_scored,
     rewards,
     scan,
     values_given,
@@ -102,15 +101,15 @@ def gae(
     made = {"delta": ahead, "value": V, "next_value": after, "gae": A}
 
     def part(name: str) -> Callable[[], Floats]:
-        return lambda: _on_rows(steps, chain, made[name])
+        return lambda: on_rows(steps, chain.rows, made[name])
 
     return Credit(
-        _on_rows(steps, chain, _whitened(steps, chain, A) if whiten else A),
+        on_rows(steps, chain.rows, _whitened(steps, chain, A) if whiten else A),
         estimand="seqau" if values == "given" and critic == "team" else "anchor",
         identified="assumption:true_value" if values == "given" else "heuristic",
         parts=Parts(
             {name: part(name) for name in made},
-            {"return": lambda: _on_rows(steps, chain, A + V)},
+            {"return": lambda: on_rows(steps, chain.rows, A + V)},
         ),
         diagnostics=_diagnostics(steps, values, sigma_floor),
     )
@@ -185,11 +184,6 @@ def _cut_values(steps: Steps, chain: Chain) -> Floats:
     final[steps.rollout[steps.order]] = steps.order
     value: Floats = np.where(steps.mask, 0.0, np.nan_to_num(steps.need("value")))
     return value.take(final.take(steps.rollout[chain.rows]))
-
-
-def _on_rows(steps: Steps, chain: Chain, part: Floats) -> Floats:
-    """Spread over the table, NaN where nothing is credited."""
-    return only_scored(steps, on_rows(steps, chain.rows, part))
 
 
 def _whitened(steps: Steps, chain: Chain, A: Floats) -> Floats:

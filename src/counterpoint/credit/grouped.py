@@ -170,18 +170,11 @@ def standing(
     counted = x if weight == "step" else steps.outcome
     mean, sigma, n = steps.moments(counted, spread.ddof, weight)
     alive = sigma > spread.sigma_floor
-    if spread.normalize_std == "batch":
-        scale = scaling(batch_std(steps, spread.ddof, weight), alive, spread.eps)
-    else:
-        scale = (
-            scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
-        )
+    by_batch = spread.normalize_std == "batch"
+    scale = _scale(batch_std(steps, spread.ddof, weight) if by_batch else sigma, alive, spread)
     if unbias:
         scale *= np.divide(n, n - 1, out=np.ones_like(n), where=n > 1)
-    advantage = mean.take(steps.group)
-    np.subtract(x, advantage, out=advantage)
-    advantage *= scale.take(steps.group)
-    advantage += 0.0  # a dead group gets 0, not −0
+    advantage = _scaled(x, steps.group, mean, scale)
     scored = n if weight == "rollout" else steps.moments(steps.outcome)[2]
     lone(steps, x, advantage, single(steps.group, scored), singleton)
     return Credit(
@@ -201,13 +194,23 @@ def compared(x: Floats, cell: Ints, picked: Ints | None, spread: Spread) -> Comp
     of = (cell, x) if picked is None else (cell[picked], x[picked])
     mean, sigma, size = groups.moments(*of, n, spread.ddof)
     alive = sigma > spread.sigma_floor
-    scale = scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
-    advantage = mean.take(cell)
-    np.subtract(x, advantage, out=advantage)
-    advantage *= scale.take(cell)
-    advantage += 0.0  # a cell without spread gives 0, not −0
+    advantage = _scaled(x, cell, mean, _scale(sigma, alive, spread))
     about = spread_over(cell, {"mean": mean, "std": sigma, "n": size})
     return Compared(advantage, about, alive, size)
+
+
+def _scale(sigma: Floats | float, alive: Bools, spread: Spread) -> Floats:
+    """What a cell's deviations are multiplied by: 1 / (σ + eps), or 1; 0 without signal."""
+    return scaling(sigma, alive, spread.eps) if spread.normalize_std else alive.astype(np.float64)
+
+
+def _scaled(x: Floats, cell: Ints, mean: Floats, scale: Floats) -> Floats:
+    """(x − mean) · scale, with the mean and scale of each row's cell; a scale of 0 gives 0."""
+    out = mean.take(cell)
+    np.subtract(x, out, out=out)
+    out *= scale.take(cell)
+    out += 0.0  # 0, not −0
+    return out
 
 
 def first_of(cell: Ints, rows: Ints) -> Ints:

@@ -12,7 +12,6 @@ from counterpoint.credit.returns import (
     MaskedReward,
     check_fraction,
     on_rows,
-    only_scored,
     scan,
     values_given,
 )
@@ -94,10 +93,10 @@ def hiper(
     about = group_diagnostics(steps, sigma > sigma_floor, scored, int(scored.sum()), compares=False)
     choice = level == "switch" and form == "paper"
     return Credit(
-        _spread(steps, two, values),
+        on_rows(steps, two.chain.rows, values),
         estimand="switch" if choice else "seqau",
         identified="assumption:true_value",
-        parts={name: _spread(steps, two, part) for name, part in parts.items()},
+        parts={name: on_rows(steps, two.chain.rows, part) for name, part in parts.items()},
         diagnostics={**about, "segments": int(np.count_nonzero(two.begins))},
     )
 
@@ -171,7 +170,3 @@ def _on(two: _Levels, at: Ints, x: Floats) -> Floats:
     out = np.full(len(two.begins), np.nan)
     out[at] = x
     return out
-
-
-def _spread(steps: Steps, two: _Levels, part: Floats) -> Floats:
-    return only_scored(steps, on_rows(steps, two.chain.rows, part))

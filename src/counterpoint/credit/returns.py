@@ -235,7 +235,7 @@ def returns(
         tick: Ints = np.cumsum(last) - last
         n = int(np.count_nonzero(last))
         later = np.take(scan(groups.total(tick, reward, n), decay[last]), tick)
-    return only_scored(steps, on_rows(steps, steps.trainable, later))
+    return on_rows(steps, steps.trainable, later)
 
 
 def _same_env_step(steps: Steps) -> Bools:
@@ -254,12 +254,12 @@ def _same_env_step(steps: Steps) -> Bools:
 
 
 def on_rows(steps: Steps, rows: Ints, x: Floats) -> Floats:
-    """Spread values of some rows over the table, NaN elsewhere."""
+    """Spread values of some rows over the table, NaN elsewhere and where nothing was scored."""
     if rows is steps.trainable and steps.in_order and len(rows) == len(steps):
-        return x
+        return only_scored(steps, x)
     out = np.full(len(steps), np.nan)
     out[rows] = x
-    return out
+    return only_scored(steps, out)
 
 
 def only_scored(steps: Steps, x: Floats) -> Floats:

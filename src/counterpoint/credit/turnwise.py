@@ -25,7 +25,6 @@ from counterpoint.credit.grouped import (
 from counterpoint.credit.returns import (
     MaskedReward,
     on_rows,
-    only_scored,
     returns,
     rewards,
     scan,
@@ -91,7 +90,7 @@ def grpo_process(
     spread = Spread(normalize_std, ddof, eps, sigma_floor)
     G = returns(steps, 1.0, masked_reward)
     first_sum = order == "sum_then_normalize"
-    x = G if first_sum else _on_scored(steps, rewards(steps, masked_reward))
+    x = G if first_sum else on_rows(steps, steps.trainable, rewards(steps, masked_reward))
     rows = np.flatnonzero(~np.isnan(x))
     found = compared(x, steps.group, rows, spread)
     values = found.advantage.copy() if first_sum else _onward(steps, found.advantage)
@@ -109,7 +108,7 @@ def grpo_process(
 def _onward(steps: Steps, x: Floats) -> Floats:
     """Sum of `x` from each trainable row to the end of its rollout."""
     each = np.nan_to_num(x[steps.trainable])
-    return _on_scored(steps, scan(each, steps.goes_on.astype(np.float64)))
+    return on_rows(steps, steps.trainable, scan(each, steps.goes_on.astype(np.float64)))
 
 
 def magrpo(
@@ -166,8 +165,3 @@ def magrpo(
         parts=Parts({"G": G}, found.about),
         diagnostics=group_diagnostics(steps, found.alive, found.size, n_rollouts(steps, live)),
     )
-
-
-def _on_scored(steps: Steps, x: Floats) -> Floats:
-    """Spread values of the trainable rows over the table, NaN where nothing is credited."""
-    return only_scored(steps, on_rows(steps, steps.trainable, x))
