@@ -31,8 +31,7 @@ def encode_labels(labels: Sequence[Any] | npt.NDArray[Any]) -> tuple[Ints, tuple
     """
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
         distinct, codes = _ascending(labels)
-        first = np.empty(len(distinct), dtype=np.int64)
-        first[codes[::-1]] = np.arange(len(codes))[::-1]
+        first = first_of(codes, np.arange(len(codes)))
         if np.all(first[1:] > first[:-1]):
             return codes, tuple(distinct.tolist())
         order = np.argsort(first)
@@ -45,6 +44,13 @@ def encode_labels(labels: Sequence[Any] | npt.NDArray[Any]) -> tuple[Ints, tuple
         return np.arange(len(values)), texts
     number = dict(zip(texts, range(len(texts)), strict=True))
     return np.fromiter(map(number.__getitem__, values), np.int64, len(values)), texts
+
+
+def first_of(codes: Ints, rows: Ints) -> Ints:
+    """The first of `rows` in every group that has one of them, by group."""
+    held = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
+    held[codes[rows[::-1]]] = rows[::-1]
+    return held[held >= 0]
 
 
 def pair(first: Ints, second: Ints) -> Ints:

@@ -268,9 +268,7 @@ class Steps:
             begins = np.ones(len(rows), dtype=bool)
             np.logical_not(self.goes_on[:-1], out=begins[1:])
             return rows[begins]
-        head = np.full(n, -1, dtype=np.int64)
-        head[self.cell[rows[::-1]]] = rows[::-1]
-        return head[head >= 0]
+        return groups.first_of(self.cell, rows)
 
     @cached_property
     def trainable(self) -> Ints:
@@ -390,9 +388,8 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
 
 def _named(rollout: Ints, own: Ints, texts: tuple[Any, ...]) -> tuple[Any, ...]:
     """The given name of every rollout."""
-    first = np.zeros(int(rollout.max(initial=-1)) + 1, dtype=np.int64)
-    first[rollout[::-1]] = own[::-1]
-    return tuple(map(texts.__getitem__, first.tolist()))
+    first = groups.first_of(rollout, np.arange(len(rollout)))
+    return tuple(map(texts.__getitem__, own[first].tolist()))
 
 
 def _quality(

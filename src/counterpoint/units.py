@@ -227,8 +227,7 @@ def units_of(
         return _bare(kind, rows, np.arange(rows), event)
     if kind in TOGETHER:
         of = rollout if labels is None else groups.pair(rollout, labels)
-        first = np.zeros(int(of.max(initial=-1)) + 1, dtype=np.int64)
-        first[of[::-1]] = np.arange(rows)[::-1]
+        first = groups.first_of(of, np.arange(rows))
         found = _bare(kind, rows, first, None)
         label = found.label if labels is None else labels[first]
         return replace(found, of=of, label=label, names={"label": names})

@@ -213,13 +213,6 @@ def _scaled(x: Floats, cell: Ints, mean: Floats, scale: Floats) -> Floats:
     return out
 
 
-def first_of(cell: Ints, rows: Ints) -> Ints:
-    """The first of `rows` in every cell that has one, by cell."""
-    held = np.full(int(cell.max(initial=-1)) + 1, -1, dtype=np.int64)
-    held[cell[rows[::-1]]] = rows[::-1]
-    return held[held >= 0]
-
-
 def n_rollouts(steps: Steps, rows: Ints) -> int:
     """How many rollouts these rows belong to."""
     return int(np.count_nonzero(np.bincount(steps.rollout[rows], minlength=1)))

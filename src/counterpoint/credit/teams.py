@@ -12,7 +12,6 @@ from counterpoint.credit.grouped import (
     Spread,
     check_spread,
     compared,
-    first_of,
     group_diagnostics,
     lone,
     n_rollouts,
@@ -191,8 +190,7 @@ def _main(steps: Steps, who: Ints, main: str | int | None, by: By) -> int:
         if main not in known:
             raise Refused(f"main is {main!r}, but column {by} holds {', '.join(map(repr, known))}")
         return known.index(main)
-    opens = np.zeros(steps.n_rollouts, dtype=np.int64)
-    opens[steps.rollout[steps.order[::-1]]] = steps.order[::-1]
+    opens = groups.first_of(steps.rollout, steps.order)
     first = who[opens]
     if len(first) and np.any(first != first[0]):
         row = int(opens[np.argmax(first != first[0])])
@@ -243,13 +241,13 @@ def _calls(steps: Steps, who: Ints, main: int) -> _Calls:
     key = groups.pair(groups.pair(groups.pair(steps.rollout, who), actor), cycle)
     counted = steps.mask & ~np.isnan(steps.outcome)
     begins = np.zeros(len(steps), dtype=bool)
-    begins[first_of(key, order[counted[order]])] = True
+    begins[groups.first_of(key, order[counted[order]])] = True
     row = order[begins[order]]  # calls in the order in which they began, whatever the codes are
     place = np.full(int(key.max(initial=-1)) + 1, -1, dtype=np.int64)
     place[key[row]] = np.arange(len(row))
     cell, team = groups.pair(steps.group, who), groups.pair(steps.rollout, who)
     cells, teams = int(cell.max(initial=-1)) + 1, int(team.max(initial=-1)) + 1
-    one_a_team = first_of(team, row)
+    one_a_team = groups.first_of(team, row)
     return _Calls(
         row=row,
         reward=steps.outcome[row],

@@ -16,7 +16,6 @@ from counterpoint.credit.grouped import (
     Spread,
     check_spread,
     compared,
-    first_of,
     group_diagnostics,
     lone,
     n_rollouts,
@@ -155,7 +154,7 @@ def magrpo(
     G = returns(steps, gamma, masked_reward, "env_step")
     turn = groups.pair(steps.group, steps.env_step)
     known = np.flatnonzero(~np.isnan(G))
-    once = first_of(groups.pair(steps.rollout, steps.env_step), known)
+    once = groups.first_of(groups.pair(steps.rollout, steps.env_step), known)
     found = compared(G, turn, once, Spread(False, 1, 0.0, sigma_floor))
     lone(steps, G, found.advantage, single(turn, found.size), singleton)
     live = known[found.alive[turn[known]]]
