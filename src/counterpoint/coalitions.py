@@ -9,6 +9,7 @@ be a run of a whole team. What an absent player does is for whoever builds v to 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import comb
 from typing import TypeAlias
 
@@ -57,9 +58,7 @@ def shapley_values(v: Floats, n: int) -> Floats:
             f"a game of {n} players has one value for each of its {2 ** max(n, 0)} coalitions; "
             f"the table has shape {worth.shape}"
         )
-    of = sizes(n)
-    joined, left = _weights(n)
-    share, without = (joined + left)[of], left[of]
+    share, without = _shares(n)
     if n <= _FEW:
         small: Floats = worth @ (_members(n) * share[:, None] - without[:, None])
         return small
@@ -86,10 +85,16 @@ def _members(n: int) -> Ints:
     return np.arange(1 << n)[:, None] >> np.arange(n) & 1
 
 
-def _weights(n: int) -> tuple[Floats, Floats]:
-    """(n + 1,) by size of a coalition: chance that i joins last, and that i joins next."""
-    joined = [0.0, *(1 / (n * comb(n - 1, size)) for size in range(n))]
-    return np.array(joined), np.array([*joined[1:], 0.0])
+@lru_cache(maxsize=2)
+def _shares(n: int) -> tuple[Floats, Floats]:
+    """(2ⁿ,) what v(S) counts for its members, (α + β)/v, and against everybody, β/v.
+
+    They are the same for all games of n players, and making them takes as long as the fold.
+    """
+    joined = np.array([0.0, *(1 / (n * comb(n - 1, size)) for size in range(n))])
+    left = np.append(joined[1:], 0.0)
+    of = sizes(n)
+    return (joined + left)[of], left[of]
 
 
 def ordered_shapley(v: Worth, before: Bools) -> Floats:
