@@ -10,7 +10,7 @@ import os
 import sys
 
 from counterpoint.cli import render
-from counterpoint.cli.study import app
+from counterpoint.cli.branching import app
 from counterpoint.spelling import Refused
 
 __all__ = ["app", "main"]

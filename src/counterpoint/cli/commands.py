@@ -12,6 +12,7 @@ import typer
 
 from counterpoint.cli import render
 from counterpoint.credit import METHODS, estimate, parameters, ppo_ratio, score
+from counterpoint.credit.identify import Unidentified
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.envs import ENVS, make
 from counterpoint.formats import FORMATS, Tally, export, read
@@ -210,7 +211,12 @@ def credit(
     causal = options.get("causal") is True
     steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards, descent=causal)
     units = steps.units(unit)
-    results, refused = _estimates(methods.split(","), steps, options)
+    try:
+        results, refused = _estimates(methods.split(","), steps, options)
+    except Unidentified as unidentified:
+        if json_:
+            render.as_json(unidentified.as_dict())
+        raise
     if unit != "turn":
         results = {name: result.at(units, how) for name, result in results.items()}  # type: ignore[arg-type]
     params = {name: parameters(name, options) for name in results}
