@@ -93,7 +93,7 @@ def test_everything_masked_is_said(name):
     assert "column mask is false on every row, so nothing is credited" in str(credit)
 
 
-ALONE = {"reinforce", "reinforce_pp", "gae", "hiper"}
+ALONE = {"reinforce", "reinforce_pp", "gae", "hiper", "blame"}
 """Methods that compare no rollout with another unless asked to."""
 
 

@@ -3,6 +3,7 @@
 from counterpoint.credit import (
     METHODS,
     check_credit_method,
+    check_replay,
     dr_mas,
     estimate,
     fold_grpo,
@@ -45,6 +46,7 @@ __all__ = [
     "Trace",
     "check_credit_method",
     "check_env",
+    "check_replay",
     "dr_mas",
     "estimate",
     "fold",

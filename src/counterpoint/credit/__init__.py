@@ -2,12 +2,20 @@
 
 from counterpoint.credit.agreement import Agreement, score
 from counterpoint.credit.anchored import gigpo
+from counterpoint.credit.blame import blame
 from counterpoint.credit.clipping import ppo_ratio
 from counterpoint.credit.contract import check_credit_method
 from counterpoint.credit.critic import gae
 from counterpoint.credit.folded import fold_grpo
 from counterpoint.credit.grouped import grpo, rloo
 from counterpoint.credit.hierarchy import hiper
+from counterpoint.credit.identify import Unidentified, identify
+from counterpoint.credit.orchestration import aggregate, communicate, delegate, spawn, stop
+from counterpoint.credit.protocols import Account, price
+from counterpoint.credit.replayed import at_grpo, c3, coma, loo, treemem
+from counterpoint.credit.replayed_contract import check_replay
+from counterpoint.credit.replayed_shapley import shapley
+from counterpoint.credit.replayed_teams import ccpo, sharp
 from counterpoint.credit.returns import reinforce, reinforce_pp
 from counterpoint.credit.stacking import stack
 from counterpoint.credit.table import METHODS, Method, estimate, method, parameters
@@ -16,9 +24,20 @@ from counterpoint.credit.turnwise import grpo_process, magrpo
 
 __all__ = [
     "METHODS",
+    "Account",
     "Agreement",
     "Method",
+    "Unidentified",
+    "aggregate",
+    "at_grpo",
+    "blame",
+    "c3",
+    "ccpo",
     "check_credit_method",
+    "check_replay",
+    "coma",
+    "communicate",
+    "delegate",
     "dr_mas",
     "estimate",
     "fold_grpo",
@@ -27,14 +46,22 @@ __all__ = [
     "grpo",
     "grpo_process",
     "hiper",
+    "identify",
+    "loo",
     "m_grpo",
     "magrpo",
     "method",
     "parameters",
     "ppo_ratio",
+    "price",
     "reinforce",
     "reinforce_pp",
     "rloo",
     "score",
+    "shapley",
+    "sharp",
+    "spawn",
     "stack",
+    "stop",
+    "treemem",
 ]

@@ -112,9 +112,9 @@ def needed(replay: Replay | Harness | None, name: str) -> Replay:
     """The replay, made of a harness where that is given; Refused where there is none."""
     if replay is None:
         raise Refused(
-            f"{name} needs replay=, something that can run these runs again: Rerun(plays) of a "
-            "game, the harness for traces it recorded, or your own (credit.protocols); an imported "
-            "log cannot be run again"
+            f"{name} needs replay=, something that can run these runs again: a game "
+            "(games.replaying), the harness that recorded them (redrive), or a harness of yours in "
+            "three methods (credit.protocols); an imported log cannot be run again"
         )
     if isinstance(replay, Replay):
         return replay

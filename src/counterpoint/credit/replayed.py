@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from counterpoint import groups
-from counterpoint.branches import KEEP, NULL, RESAMPLE, Branches, Downstream, Spent
+from counterpoint.branches import KEEP, NULL, RESAMPLE, Branches, Downstream
 from counterpoint.credit.grouped import (
     Singleton,
     Spread,
@@ -385,12 +385,12 @@ def measured(
     about = group_diagnostics(
         steps, sigma > 0, scored, sample=n_rollouts(steps, credited), compares=False
     )
-    spent = reduce(add, (branches.spent for branches in found), Spent())
-    about |= vars(spent) | {
-        "branches": int(sum((branches.leaves > 0).sum() for branches in found)),
-        "not_run": int(sum((branches.leaves == 0).sum() for branches in found)),
-        **said,
-    }
+    if found:
+        about |= vars(reduce(add, (branches.spent for branches in found))) | {
+            "branches": int(sum((branches.leaves > 0).sum() for branches in found)),
+            "not_run": int(sum((branches.leaves == 0).sum() for branches in found)),
+        }
+    about |= said
     if left := len(rows) - len(credited):
         note = f"{left} of {len(rows)} turns are not credited: their branches could not be run"
         about["advice"] = (*about.get("advice", ()), note)

@@ -19,7 +19,8 @@ from counterpoint.steps import Steps
 class Method(NamedTuple):
     """One row: where the function is and what may be said of its result.
 
-    `needs` are the columns of Steps that it cannot do without; `conserves` whether the credits of a
+    `needs` are the columns of Steps that it cannot do without; `replay` is something that can run
+    the runs again, `decisions` are those of traces. `conserves` says whether the credits of a
     rollout sum to what is shared out; `unbiased` whether its default form is an unbiased policy
     gradient, which a test proves on an enumerated game.
     """
@@ -40,6 +41,7 @@ def _observational(
     paper: str,
     *,
     needs: Iterable[str] = (),
+    conserves: bool = False,
     unbiased: bool = False,
 ) -> Method:
     """A method that reads the runs as they were and gives every turn a number."""
@@ -49,10 +51,39 @@ def _observational(
         unit="turn",
         estimand=estimand,
         needs=frozenset(needs),
-        conserves=False,
+        conserves=conserves,
         unbiased=unbiased,
         paper=paper,
     )
+
+
+def _measured(
+    where: str,
+    estimand: str,
+    paper: str,
+    *,
+    unit: str = "turn",
+    needs: Iterable[str] = ("replay",),
+    conserves: bool = False,
+    unbiased: bool = False,
+) -> Method:
+    """A method that runs the runs again, with something changed."""
+    return Method(
+        target=f"counterpoint.credit.{where}",
+        family="measured",
+        unit=unit,
+        estimand=estimand,
+        needs=frozenset(needs),
+        conserves=conserves,
+        unbiased=unbiased,
+        paper=paper,
+    )
+
+
+def _decided(verb: str) -> Method:
+    """The effect of a decision: by branches, or from a log whose decisions have probabilities."""
+    where = f"orchestration:{verb}"
+    return _measured(where, "effect", "Robins et al. 1994", unit="decision", needs=["decisions"])
 
 
 METHODS: dict[str, Method] = {
@@ -75,6 +106,24 @@ METHODS: dict[str, Method] = {
     "m_grpo": _observational("teams:m_grpo", "outcome", "arXiv:2511.13288"),
     "magrpo": _observational("turnwise:magrpo", "outcome", "arXiv:2508.04652"),
     "fold_grpo": _observational("folded:fold_grpo", "outcome", "arXiv:2510.11967"),
+    "blame": _observational(
+        "blame:blame", "seqau", "Ng et al. 1999", needs={"value"}, conserves=True
+    ),
+    "loo": _measured("replayed:loo", "removal:replayed", "Wolpert and Tumer 2001"),
+    "coma": _measured("replayed:coma", "coma", "arXiv:1705.08926"),
+    "shapley": _measured(
+        "replayed_shapley:shapley", "shapley:frozen", "Shapley 1953", conserves=True
+    ),
+    "c3": _measured("replayed:c3", "seqau", "arXiv:2603.06859", unbiased=True),
+    "at_grpo": _measured("replayed:at_grpo", "seqau", "arXiv:2510.11062"),
+    "treemem": _measured("replayed:treemem", "outcome", "arXiv:2605.04811"),
+    "ccpo": _measured("replayed_teams:ccpo", "shaped", "arXiv:2603.21563"),
+    "sharp": _measured("replayed_teams:sharp", "shaped", "arXiv:2602.08335"),
+    "spawn": _decided("spawn"),
+    "delegate": _decided("delegate"),
+    "communicate": _decided("communicate"),
+    "aggregate": _decided("aggregate"),
+    "stop": _decided("stop"),
 }
 """Name → row. A method with a critic is unbiased only as far as the values are true, and so is not
 called unbiased here.
@@ -125,8 +174,11 @@ def estimate(name: str, steps: Steps, **options: Any) -> Credit:
         if option in hints and not _fits(value, hints[option]):
             raise Refused(f"{name}: {option} is {value!r}; it is {_said(hints[option])}")
     result = function(steps, **options)
-    if not isinstance(result, Credit) or len(result) != len(steps):
-        raise Refused(f"{name} must return Credit with one value per row ({len(steps)} rows)")
+    unit = result.unit if isinstance(result, Credit) else "turn"
+    due = len(steps) if unit == "turn" else len(steps.units(unit))
+    if not isinstance(result, Credit) or len(result) != due:
+        each = "row" if unit == "turn" else unit
+        raise Refused(f"{name} must return Credit with one value per {each} ({due} {each}s)")
     return result
 
 

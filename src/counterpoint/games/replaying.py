@@ -33,7 +33,7 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 _PRESENT, _DEFAULT, _REDRAWN = 0, 1, 2
 _ACT, _ERROR = 1 << 40, 1 << 41
-_MOST_TURNS = 10_000
+_MOST_TURNS = 2_000
 
 
 class _Walk(NamedTuple):
