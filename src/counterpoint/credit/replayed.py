@@ -49,8 +49,9 @@ def loo(
 
         A = R − mean over n branches of R(null act, then `downstream`)
 
-    It is no policy gradient where later agents react to the act, and pays twice for what two acts
-    do together: its values need not sum to anything.
+    Replayed it is a policy gradient, since Q(h, null) is a baseline that the act has no part in;
+    frozen it is none where later agents react. Either pays twice for what two acts do together, so
+    that its values need not sum to anything.
 
     Source: Wolpert and Tumer (Advances in Complex Systems 4, 2001); leave-one-out.
 

@@ -109,7 +109,7 @@ METHODS: dict[str, Method] = {
     "blame": _observational(
         "blame:blame", "seqau", "Ng et al. 1999", needs={"value"}, conserves=True
     ),
-    "loo": _measured("replayed:loo", "removal:replayed", "Wolpert and Tumer 2001"),
+    "loo": _measured("replayed:loo", "removal:replayed", "Wolpert and Tumer 2001", unbiased=True),
     "coma": _measured("replayed:coma", "coma", "arXiv:1705.08926"),
     "shapley": _measured(
         "replayed_shapley:shapley", "shapley:frozen", "Shapley 1953", conserves=True
