@@ -44,6 +44,17 @@ ESTIMANDS: dict[str, str] = {
     "seqau": "how much this turn changed what the team could expect",
     "anchor": "how this turn compares with what is usually done in the state it saw",
     "outcome+anchor": "the run against its task, plus the turn against its state",
+    "removal:replayed": "what the run would have lost without this act, others answering anew",
+    "removal:frozen": "what the run would have lost without this act, everybody else as they were",
+    "removal:anew": "what the run would have lost without this act, all that follows drawn anew",
+    "coma": "this act against what its agent usually does, everybody else as they were",
+    "coma:replayed": "this act against what its agent usually does, others answering anew",
+    "shapley:frozen": "the agent's fair share of the outcome, everybody else as they were",
+    "shapley:replayed": "the agent's fair share of the outcome, others answering anew",
+    "shapley:resampled": "the agent's fair share of the outcome, absent agents acting as usual",
+    "shaped": "a reward with terms added, against the same agent's or role's in the group",
+    "effect": "what taking this decision was worth, against declining it there",
+    "effect:average": "what taking such decisions was worth on average, over those of the log",
 }
 """What the number of a method says, in words for people."""
 
@@ -115,6 +126,16 @@ def methods(page: Path) -> str:
         needs = ", ".join(f"`{column}`" for column in sorted(row.needs)) or "–"
         rows.append([f"[{name}]({link})", says, needs, _yes(row.unbiased), row.paper])
     return table(["method", "the number says", "needs", "unbiased", "source"], rows)
+
+
+def questions(page: Path) -> str:
+    """What a number may say, in words, and the methods that say it."""
+    said: dict[str, list[str]] = {}
+    for name, row in METHODS.items():
+        link = os.path.relpath(ROOT / "docs" / "methods" / f"{name}.md", page.parent)
+        said.setdefault(row.estimand, []).append(f"[{name}]({link})")
+    rows = [[ESTIMANDS[estimand], ", ".join(names)] for estimand, names in said.items()]
+    return table(["the number says", "methods"], rows)
 
 
 def method_head(page: Path, name: str) -> str:
@@ -403,6 +424,7 @@ def _yes(value: bool) -> str:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "methods": methods,
+    "questions": questions,
     "method": method_head,
     "estimands": estimands,
     "games": games,

@@ -9,17 +9,25 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jsonschema
 import numpy as np
 import pytest
 
 from counterpoint.credit import METHODS, estimate, ppo_ratio
+from counterpoint.envs import make
 from counterpoint.formats import read
+from counterpoint.games import deal, play
+from counterpoint.games.replaying import Rerun
+from counterpoint.harness import rollout
+from counterpoint.ledger import Credit
+from counterpoint.policies.tabular import Softmax
+from counterpoint.redrive import Branching
 from counterpoint.save import save, trace_lines
 from counterpoint.steps import Steps
 
@@ -94,19 +102,44 @@ def test_every_part_and_diagnostic_of_a_method_is_defined(name):
     page = (ROOT / f"docs/methods/{name}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: method {name} -->" in page
     defined = page + (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    for steps in (eight_rows(np.arange(8) % 3), eight_rows([1, 1, 0, 0, 1, 1, 1, 1])):
+    for credit in printed_by(name):
+        printed = (*credit.parts, *credit.diagnostics)
+        assert not [word for word in printed if f"`{word}`" not in defined]
+
+
+def printed_by(name) -> Iterator[Credit]:
+    """Credit of a method on tables that differ, in every form that prints something else."""
+    for steps, given in tables(name):
         for options in VARIANTS.get(name, [{}]):
-            credit = ppo_ratio(steps, estimate(name, steps, **options))
-            printed = (*credit.parts, *credit.diagnostics)
-            assert not [word for word in printed if f"`{word}`" not in defined]
+            credit = estimate(name, steps, **given | options)
+            yield ppo_ratio(steps, credit) if credit.unit == "turn" else credit
 
 
 VARIANTS = {
     "gae": [{}, {"values": "mc"}],
     "hiper": [{}, {"level": "high"}, {"level": "switch"}],
     "reinforce_pp": [{}, {"baseline": "group"}],
+    "ccpo": [{}, {"version": 1}],
+    "spawn": [{}, {"replay": None}],
 }
 """Options under which a method prints something else."""
+
+GIVEN = {"treemem": {"length_penalty": 0.1}, "blame": {"split": True}}
+"""Options that a method cannot do without, or that say more, where runs can be run again."""
+
+
+def tables(name) -> Iterator[tuple[Steps, dict[str, Any]]]:
+    """Tables that give a method what it needs, each with what runs its runs again."""
+    row = METHODS[name]
+    if "decisions" in row.needs:
+        traces = rollout(make("ledger-v0"), Softmax(), groups=8, rollouts=4, seed=2)
+        yield Steps.from_traces(traces), {"replay": Branching(traces), "n": 2}
+    if "replay" in row.needs or name == "blame":
+        plays = play(deal("T3", agents=2), groups=2, rollouts=4)
+        yield plays.steps, {"replay": Rerun(plays), **GIVEN.get(name, {})}
+    if row.family == "observational":
+        yield eight_rows(np.arange(8) % 3), {}
+        yield eight_rows([1, 1, 0, 0, 1, 1, 1, 1]), {}
 
 
 def eight_rows(reward) -> Steps:
