@@ -407,7 +407,9 @@ def test_a_prefix_is_a_trace_and_an_index_is_a_seq():
 
 
 def test_content_of_an_effect_may_be_a_span_of_its_act():
-    """An effect without content says what its span of the act's text says."""
+    """An effect without content says what its span of the act's text says, or nothing where the
+    trace does not hold the act.
+    """
     act = Act(trace_id="t", seq=0, agent="a", text_raw=freeze("say: 🍸 to b"))
     link = (Cause(seq=0, kind="authorizes"),)
     sent = Message(trace_id="t", seq=1, agent="a", to=("b",), span=(5, 6), causes=link)
@@ -415,6 +417,8 @@ def test_content_of_an_effect_may_be_a_span_of_its_act():
     trace = Trace(Header(trace_id="t", counterpoint=1), (act, sent))
     assert trace.content(sent) == "🍸"
     assert trace.content(own) == "own"
+    stray = (Cause(seq=7, kind="authorizes"),)
+    assert trace.content(msgspec.structs.replace(sent, causes=stray)) is None
 
 
 def test_the_outcome_is_the_team_s_and_none_where_nothing_was_scored():

@@ -173,10 +173,7 @@ def gap(trace: Trace) -> str | None:
     if isinstance(config, dict) and "harness" in config:
         sealed = trace.seal is not None and trace.seal.digest == trace.digest
         return None if sealed else " was played, but is unsealed or was changed since"
-    env = trace.header.env
-    ours = (trace.header.writer or "").startswith("counterpoint")
-    imported = env is not None and env.id.startswith("imported:")
-    bases = CERTAIN if ours and not imported else frozenset({"recorded"})
+    bases = CERTAIN if trace.header.ours else frozenset({"recorded"})
     seen = _Seen()
     for number, event in enumerate(trace.events):
         fault = _unsure(trace, event, number, bases, seen) or _missing(event, seen)

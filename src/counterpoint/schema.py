@@ -492,6 +492,14 @@ class Header(Part, kw_only=True, frozen=True, gc=True, tag_field="type", tag="he
     delivery: Literal["explicit", "implicit"] = "implicit"
 
     @property
+    def ours(self) -> bool:
+        """Whether our Recorder or harness wrote the trace, which then gave every event its causes;
+        what an importer of ours wrote does not count.
+        """
+        imported = self.env is not None and self.env.id.startswith("imported:")
+        return (self.writer or "").startswith("counterpoint") and not imported
+
+    @property
     def meta(self) -> Any:
         """Free notes, ignored by every method, decoded."""
         return thaw(self.meta_raw)
@@ -713,16 +721,20 @@ class Trace:
 
     def content(self, event: AnyEvent) -> Any:
         """The content of an event, taken from its act's text where the event only names a span."""
-        own = getattr(event, "content", None)
-        span = getattr(event, "span", None)
-        if own is not None or span is None:
-            return own
-        for cause in event.causes:
-            if cause.kind == "authorizes" and cause.seq >= self.first:
-                act = self[cause.seq]
-                text = act.text if isinstance(act, Act) else None
-                return None if text is None else text[span[0] : span[1]]
-        return None
+        return content_of(event, self.events, self.first)
+
+
+def content_of(event: AnyEvent, events: Sequence[AnyEvent], first: int = 0) -> Any:
+    """`Trace.content` for a run in progress: `events` so far, the first of which has seq `first`."""
+    own, span = getattr(event, "content", None), getattr(event, "span", None)
+    if own is not None or span is None:
+        return own
+    for cause in event.causes:
+        if cause.kind == "authorizes" and 0 <= cause.seq - first < len(events):
+            act = events[cause.seq - first]
+            text = act.text if isinstance(act, Act) else None
+            return None if text is None else text[span[0] : span[1]]
+    return None
 
 
 def counts_as_outcome(reward: Reward | LateReward, channel: str = "team") -> bool:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from counterpoint.schema import Act, AnyEvent, Delegate, Event, Target, Trace
+from counterpoint.schema import AnyEvent, Delegate, Event, Target, Trace, content_of
 from counterpoint.spelling import Refused, digest_of
 from counterpoint.targets import load_target
 from counterpoint.tools import Spec, specs, tool
@@ -129,7 +129,7 @@ class Env:
         own = world.agents.get(agent)
         seen, mail = (own.seen, own.inbox) if own else ({}, {})
         open_jobs = world.open_delegations
-        sent = [e for e in map(self._event, open_jobs) if isinstance(e, Delegate)]
+        sent = [e for seq in open_jobs if isinstance(e := self._events[seq], Delegate)]
         return View(
             tuple([e for e in self._events if e.agent == agent or e.seq in seen or e.seq in mail]),
             alive=tuple([name for name, held in world.agents.items() if held.alive]),
@@ -145,20 +145,11 @@ class Env:
 
     def said(self, event: AnyEvent) -> Any:
         """What an event says; where it names only a span, that span of its act's text."""
-        span = getattr(event, "span", None)
-        own = getattr(event, "content", None)
-        if own is not None or span is None:
-            return own
-        acts = (self._event(cause.seq) for cause in event.causes if cause.kind == "authorizes")
-        text = next((act.text for act in acts if isinstance(act, Act)), None)
-        return None if text is None else text[span[0] : span[1]]
+        return content_of(event, self._events)
 
     def bind(self, world: World, events: Sequence[AnyEvent]) -> None:
         """Let `view` look at a run; the harness calls it before every turn."""
         self._world, self._events = world, events
-
-    def _event(self, seq: int) -> AnyEvent:
-        return self._events[seq - self._events[0].seq]
 
     # -- identity --------------------------------------------------------------------------------
 

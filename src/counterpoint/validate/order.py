@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from counterpoint.groups import Bools, Ints
-from counterpoint.schema import KINDS, Effect, Finding, Observe, Trace
+from counterpoint.schema import KINDS, Effect, Finding, Observe
 from counterpoint.validate.chunk import Chunk
 
 EFFECTS = tuple(kind for kind, cls in KINDS.items() if issubclass(cls, Effect))
@@ -56,13 +56,6 @@ def dense(chunk: Chunk) -> Iterator[Finding]:
         yield chunk.finding("V03", row, message, "seq")
 
 
-def own_work(trace: Trace) -> bool:
-    """Whether our Recorder or harness wrote the trace, which then gave every event its causes."""
-    env = trace.header.env
-    imported = env is not None and env.id.startswith("imported:")
-    return (trace.header.writer or "").startswith("counterpoint") and not imported
-
-
 def roots(chunk: Chunk) -> Bools:
     """(rows,) events that have no cause though another event stands before them."""
     bare = np.ones(len(chunk.events), dtype=bool)
@@ -77,7 +70,7 @@ def caused(chunk: Chunk) -> Iterator[Finding]:
     has one. In a fork, causes below `fork.seq` lie in the parent and are not looked for.
     """
     table = chunk.table
-    for row in np.flatnonzero(roots(chunk) & chunk.per_row([own_work(t) for t in chunk.traces])):
+    for row in np.flatnonzero(roots(chunk) & chunk.per_row([t.header.ours for t in chunk.traces])):
         yield chunk.finding("V04", int(row), "the event has no cause", "causes")
     missing = (table.cause < 0) & ~chunk.in_parent(table.effect, table.cause_seq)
     late = (table.cause >= 0) & (table.cause_seq >= table.seq[table.effect])
@@ -89,7 +82,7 @@ def caused(chunk: Chunk) -> Iterator[Finding]:
 
 def extra_roots(chunk: Chunk) -> int:
     """Events without a cause, beyond the first, in traces that others wrote."""
-    return int((roots(chunk) & ~chunk.per_row([own_work(t) for t in chunk.traces])).sum())
+    return int((roots(chunk) & ~chunk.per_row([t.header.ours for t in chunk.traces])).sum())
 
 
 def causes_in_parent(chunk: Chunk) -> int:
