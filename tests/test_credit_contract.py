@@ -217,7 +217,7 @@ def test_a_function_in_a_file_is_a_method(tmp_path):
         estimate(f"{path}:mine", steps, factor="two")
     with pytest.raises(Refused, match="must return Credit with one value per row"):
         estimate(f"{path}:short", steps)
-    with pytest.raises(Refused, match="has no function yours"):
+    with pytest.raises(Refused, match="has no function or class yours"):
         estimate(f"{path}:yours", steps)
     with pytest.raises(Refused, match="there is no file"):
         estimate(f"{tmp_path}/other.py:mine", steps)

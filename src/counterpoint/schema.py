@@ -725,7 +725,7 @@ class Trace:
 
 
 def content_of(event: AnyEvent, events: Sequence[AnyEvent], first: int = 0) -> Any:
-    """`Trace.content` for a run in progress: `events` so far, the first of which has seq `first`."""
+    """`Trace.content` for a run in progress: its `events` so far, the first of seq `first`."""
     own, span = getattr(event, "content", None), getattr(event, "span", None)
     if own is not None or span is None:
         return own

@@ -31,5 +31,5 @@ def load_target(target: str) -> Any:
         module = importlib.import_module(place)
     found = getattr(module, name, None)
     if found is None:
-        raise Refused(f"{place} has no {name}")
+        raise Refused(f"{place} has no function or class {name}")
     return found

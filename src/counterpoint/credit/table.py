@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from counterpoint.ledger import Credit
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
+from counterpoint.targets import load_target
 
 
 class Method(NamedTuple):
@@ -137,8 +135,7 @@ def method(name: str) -> Callable[..., Credit]:
         Refused: no such name, file or function. An error inside the user's own file is not caught.
     """
     if name in METHODS:
-        module, _, function = METHODS[name].target.partition(":")
-        found: Callable[..., Credit] = getattr(importlib.import_module(module), function)
+        found: Callable[..., Credit] = load_target(METHODS[name].target)
         return found
     path, colon, function = name.rpartition(":")
     if not colon or not path.endswith(".py"):
@@ -146,14 +143,7 @@ def method(name: str) -> Callable[..., Credit]:
             f"there is no method {name!r}; the methods are {', '.join(METHODS)}, "
             "and a function of your own is named file.py:function"
         )
-    if not Path(path).is_file():
-        raise Refused(f"there is no file {path} to take {function} from")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise Refused(f"{path} cannot be loaded as Python")
-    module_of_user = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module_of_user)
-    own: Callable[..., Credit] | None = getattr(module_of_user, function, None)
+    own: Callable[..., Credit] = load_target(name)
     if not callable(own):
         raise Refused(f"{path} has no function {function}")
     return own
