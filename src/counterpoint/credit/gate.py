@@ -256,7 +256,7 @@ def _dealt(steps: Steps, held: Design, rows: Ints, seed: int) -> Ints:
     first[held.cell[on]] = steps.rollout[on]
     names = steps.names["rollout"]
     keys = [
-        digest_of(f"{seed}\x1f{names[r]!r}".encode(errors="replace")) for r in first[rows].tolist()
+        digest_of(f"{seed}\x1f{names[r]}".encode(errors="replace")) for r in first[rows].tolist()
     ]
     rank = np.empty(len(rows), dtype=np.int64)
     rank[sorted(range(len(rows)), key=keys.__getitem__)] = np.arange(len(rows))

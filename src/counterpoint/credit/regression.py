@@ -134,8 +134,8 @@ def validated(bins: Sums, use: Bools) -> float:
     dealt[np.arange(len(filled)) % count, filled] = 1.0
     held_out, training = bins.over(dealt), bins.over(dealt.sum(axis=0) - dealt)
     errors = [float(np.sum(loss(held_out, ridge(training, each)))) for each in LADDER]
-    best = min(errors)
-    return max(each for each, e in zip(LADDER, errors, strict=True) if e <= best * (1 + 1e-12))
+    equal = min(errors) + 1e-12 * float(held_out.y.sum())
+    return max(each for each, e in zip(LADDER, errors, strict=True) if e <= equal)
 
 
 class Fold(NamedTuple):
@@ -153,7 +153,7 @@ def fold_of(tasks: Ints, names: Sequence[Any], seed: int, n: int) -> Ints:
     """
     there = np.flatnonzero(np.bincount(tasks, minlength=len(names)))
     keys = [
-        digest_of(f"{seed}\x1f{names[task]!r}".encode(errors="replace")) for task in there.tolist()
+        digest_of(f"{seed}\x1f{names[task]}".encode(errors="replace")) for task in there.tolist()
     ]
     rank = np.empty(len(names), dtype=np.int64)
     rank[there[sorted(range(len(there)), key=keys.__getitem__)]] = np.arange(len(there))
