@@ -180,6 +180,7 @@ def batches(game, rollouts: int):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_beta_from_the_own_rollouts_biases_at_few_groups():
     """All batches of two groups of two: β in-sample is off by over 3 %, cross-fitted by nothing."""
     game = SMALL["T1"]

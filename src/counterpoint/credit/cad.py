@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from counterpoint.credit.design import By, Design, design
+from counterpoint.credit.design import By, Design, by_owner, design
 from counterpoint.credit.gate import Gate, Verdict, diagnose, leakage
 from counterpoint.credit.grouped import Singleton, group_diagnostics, lone, single
 from counterpoint.credit.regression import (
@@ -165,9 +165,7 @@ def _fit(
 def _shares(held: Design, fitted: Fitted) -> Floats:
     """(cells, players) c_i, with the share of a player's presence in it."""
     beta = np.array([fold.beta for fold in fitted.folds])[fitted.fold]
-    shares = np.zeros(held.q.shape)
-    np.add.at(shares.T, held.owner, (held.X * beta).T)
-    return shares
+    return by_owner(held, held.X * beta)
 
 
 def _credit(

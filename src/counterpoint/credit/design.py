@@ -136,22 +136,25 @@ def _proxies(
     checked_only: bool,
     of_rollout: Ints,
     acts: Bools,
-) -> tuple[tuple[Proxy, ...], Floats, Bools]:
-    """The proxy of each player, its values (cells, players), and which rows of quality it uses."""
+) -> tuple[tuple[Proxy, ...], Floats, list[Ints]]:
+    """The proxy of each player, its values (cells, players), and the rows of quality it uses."""
     players = _players(steps, quality, by)
     cell = of_rollout[quality.rollout]
     scored = (cell >= 0) & ~np.isnan(quality.value) & (players >= 0)
+    of, begin = _by_player(players, acts.shape[1])
     q = np.full(acts.shape, np.nan)
-    used = np.zeros(len(quality), dtype=bool)
+    used: list[Ints] = []
     proxies = []
     for code, label in enumerate(steps.names[by]):
-        own = players == code
-        channel = _chosen(quality, own & scored, channels, checked_only)
+        own = of[begin[code] : begin[code + 1]]
+        there = own[scored[own]]
+        channel = _chosen(quality, there, channels, checked_only)
         if channel is None:
             proxies.append(Proxy(label, None, "unsaid", float("nan"), int(acts[:, code].sum())))
+            used.append(own[:0])
             continue
-        used |= own & (quality.channel == channel)
-        rows = np.flatnonzero(own & scored & (quality.channel == channel))
+        used.append(own[quality.channel[own] == channel])
+        rows = there[quality.channel[there] == channel]
         q[:, code] = groups.mean(cell[rows], quality.value[rows], len(q))
         rates = quality.error_rate[rows]
         proxies.append(
@@ -166,13 +169,19 @@ def _proxies(
     return tuple(proxies), q, used
 
 
+def _by_player(players: Ints, n: int) -> tuple[Ints, Ints]:
+    """Rows sorted by player, and where each of `n` players begins; rows of none stand first."""
+    order = np.argsort(players, kind="stable")
+    return order, np.searchsorted(players[order], np.arange(n + 1))
+
+
 def _chosen(
-    quality: Quality, rows: Bools, channels: Sequence[str] | None, checked_only: bool
+    quality: Quality, rows: Ints, channels: Sequence[str] | None, checked_only: bool
 ) -> int | None:
     """Code of the channel whose rows are used, None where there is none that may be."""
     there = np.unique(quality.channel[rows]).tolist()
     ranks = {
-        code: int(quality.verifiable[rows & (quality.channel == code)].max()) for code in there
+        code: int(quality.verifiable[rows[quality.channel[rows] == code]].max()) for code in there
     }
     if checked_only:
         ranks = {code: rank for code, rank in ranks.items() if CHECKS[rank] in EXECUTED}
@@ -184,15 +193,20 @@ def _chosen(
     return min(ranks, key=lambda code: (ranks[code], quality.channels[code]), default=None)
 
 
-def _depends(steps: Steps, quality: Quality, by: By, used: Bools) -> Bools | None:
+def _depends(steps: Steps, quality: Quality, by: By, used: list[Ints]) -> Bools | None:
     """Over all rollouts together: an influence that one rollout shows could be there in any."""
     if quality.depends is None:
         return None
     agents = np.zeros((len(steps.names["agent"]), len(steps.names[by])), dtype=bool)
     agents[steps.agent, getattr(steps, by)] = True
-    players = _players(steps, quality, by)
-    out = np.zeros((agents.shape[1], agents.shape[1]), dtype=bool)
-    for code in range(len(out)):
-        mine = quality.depends[used & (players == code)]
-        out[code] = (mine.any(axis=0).astype(np.int64) @ agents.astype(np.int64)) > 0
-    return out
+    behind = np.array([quality.depends[rows].any(axis=0) for rows in used])
+    moved: Bools = (behind.reshape(len(used), len(agents)).astype(int) @ agents.astype(int)) > 0
+    return moved
+
+
+def by_owner(held: Design, columns: Floats) -> Floats:
+    """(cells, players) sums of the columns that are a player's."""
+    own = columns[:, : held.q.shape[1]].copy()
+    for at in range(own.shape[1], columns.shape[1]):
+        own[:, held.owner[at]] += columns[:, at]
+    return own

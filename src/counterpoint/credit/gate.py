@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from counterpoint import groups
-from counterpoint.credit.design import Design
+from counterpoint.credit.design import Design, by_owner
 from counterpoint.credit.regression import (
     Sums,
     correlations,
@@ -105,7 +105,7 @@ def diagnose(
     parts = sums(X, y, held.raw[cells], bins, _BINS)
     folds = cross_fitted(parts, min(_FOLDS, tasks), penalty)
     beta = np.array([fold.beta for fold in folds])[bins % len(folds)]
-    c = _by_owner(X * beta, held)
+    c = by_owner(held, X * beta)
     e = y - c.sum(axis=1)
     lam = float(np.median([fold.penalty for fold in folds]))
     figures: dict[str, Any] = {"tasks": tasks, "ridge": lam}
@@ -117,12 +117,6 @@ def diagnose(
     figures["leakage"] = leakage(X, y, held)
     reasons = tuple(_reasons(figures, held, gate))
     return Verdict(not reasons, reasons, _instead(figures, reasons, gate), figures)
-
-
-def _by_owner(columns: Floats, held: Design) -> Floats:
-    out = np.zeros((len(columns), held.q.shape[1]))
-    np.add.at(out.T, held.owner, columns.T)
-    return out
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,9 +216,9 @@ def _additivity(X: Floats, y: Floats, group: Ints, held: Design) -> dict[str, fl
 
 def _left(X: Floats, y: Floats) -> tuple[float, int]:
     """Sum of squares that least squares leave, and the rank."""
-    beta, _, rank, _ = np.linalg.lstsq(X, y, rcond=1e-10)
-    e = y - X @ beta
-    left = float(e @ e)
+    held = sums(X, y, X, np.zeros(len(y), dtype=np.int64), 1).over(np.ones(1))
+    e = y - X @ ridge(held, 0.0)
+    left, rank = float(e @ e), np.linalg.matrix_rank(correlations(held), tol=1e-9, hermitian=True)
     return (left if left > 1e-20 * float(y @ y) else 0.0), int(rank)
 
 

@@ -71,7 +71,7 @@ def sums(X: Floats, y: Floats, raw: Floats, bins: Ints, n: int) -> Sums:
     order = np.argsort(bins, kind="stable")
     edges = np.searchsorted(bins[order], np.arange(n + 1))
     out = Sums(np.zeros((n, p, p)), np.zeros((n, p)), np.zeros(n), np.zeros((n, p)))
-    for at in range(n):
+    for at in np.flatnonzero(np.diff(edges)).tolist():
         rows = order[edges[at] : edges[at + 1]]
         x = X[rows]
         out.S[at], out.b[at] = x.T @ x, x.T @ y[rows]
@@ -139,12 +139,11 @@ def validated(bins: Sums, use: Bools) -> float:
 
 
 class Fold(NamedTuple):
-    """What one fold uses: fitted on everything else. `trained` is how many bins that was."""
+    """What one fold uses: fitted on everything else."""
 
     beta: Floats
     penalty: float
     varies: Bools
-    trained: int
 
 
 def fold_of(tasks: Ints, names: Sequence[Any], seed: int, n: int) -> Ints:
@@ -175,7 +174,7 @@ def cross_fitted(bins: Sums, folds: int, penalty: float | None) -> list[Fold]:
         use = np.ones(len(fold), dtype=bool) if folds == 1 else fold != own
         chosen = validated(bins, use) if penalty is None else penalty
         held = bins.over(use.astype(np.float64))
-        out.append(Fold(ridge(held, chosen), chosen, varies(held), int(np.sum(use & (bins.y > 0)))))
+        out.append(Fold(ridge(held, chosen), chosen, varies(held)))
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 _SMALLEST = 1e-300
 
@@ -40,6 +41,7 @@ def _away(x: float) -> float:
     return x if abs(x) > _SMALLEST else _SMALLEST
 
 
+@lru_cache(maxsize=256)
 def t_critical(level: float, df: float) -> float:
     """What |t| with `df` degrees of freedom stays below with probability `level`; NaN for df < 1.
 
