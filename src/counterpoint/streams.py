@@ -75,8 +75,13 @@ def key_at(keys: Keys, seq: int) -> str:
     return keys[max(place, 0)][1]
 
 
-def branch_key(keys: Keys, seq: int, seed: int, branch: int) -> Keys:
-    """The keys of a branch that leaves its parent before `seq`: the parent's, then its own."""
+def branch_key(keys: Keys, seq: int, seed: int, branch: int, asked: int | None = None) -> Keys:
+    """The keys of a branch that leaves its parent before `seq`: the parent's, then its own.
+
+    The own one is named by where what comes at `seq` was `asked` for (by default there), so that
+    a branch that draws an act anew, from its observation on, and one that keeps the act share it.
+    """
     parent = [pair for pair in keys if pair[0] < seq] or [keys[0]]
-    name = f"{parent[-1][1]}/fork/{seq}/{seed}/{branch}".encode()
+    place = seq if asked is None else asked
+    name = f"{parent[-1][1]}/fork/{place}/{seed}/{branch}".encode()
     return (*parent, (seq, blake2b(name, digest_size=8).hexdigest()))

@@ -8,6 +8,7 @@ is a trace that holds its suffix only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from counterpoint.redrive.standing import (
     Along,
     Stage,
     Standing,
+    asked_at,
     cost,
     digest_before,
     go_on,
@@ -70,8 +72,8 @@ def fork(
 
     Interventions of level `channel` leave the act as it was, those of level `decision` put another
     in its place: two estimands. What was asked for before the fork is answered as in the record, so
-    a fork at an act begins at its observation, and one that draws a result anew at its call. Arms
-    at one event share all draws of branches that bear one number.
+    a fork that draws an act anew begins at its observation, and one that draws a result at its
+    call. Arms at one event share the later draws of branches that bear one number.
 
     Args:
         trace: a run that our harness played, or a branch of one whose parent is at hand.
@@ -97,11 +99,10 @@ def fork(
             be done to, content that is missing, policies or an environment that are gone or
             changed, n below 1; the sentence says which and the way out.
     """
-    return branched(
+    arm = arm_of(
         trace,
         at,
         do,
-        n=n,
         content=content,
         seed=seed,
         streams=streams,
@@ -109,45 +110,29 @@ def fork(
         env=env,
         policies=policies,
         allow_changed=allow_changed,
-        workers=workers,
-        known={},
     )
+    return arm.played(n, workers)
 
 
-def branched(
+def arm_of(
     trace: Trace,
     at: Event | int,
     do: str,
     *,
-    n: int,
-    content: Any,
-    seed: int,
-    streams: Streams,
-    level: Level | None,
-    env: Env | None,
-    policies: Team | None,
-    allow_changed: bool,
-    workers: int,
-    known: Mapping[str, Trace],
-) -> Branches:
-    """As `fork`, but branches that are `known` by their trace_id are not played again.
-
-    The id is a digest of the prefix, the intervention and the keys, so it names what would be
-    played.
-
-    Raises:
-        Refused: as `fork`; or a known branch is torn or was changed.
-    """
-    if n < 1 or workers < 1:
-        raise Refused(f"{n} branches by {workers} workers tell nothing; one of each at least")
+    content: Any = None,
+    seed: int = 0,
+    streams: Streams = "branch",
+    level: Level | None = None,
+    env: Env | None = None,
+    policies: Team | None = None,
+    allow_changed: bool = False,
+) -> Arm:
+    """What `fork` plays, before it is played; arguments and errors as there."""
     if streams not in ("branch", "parent"):
         raise Refused(f"streams are 'branch' or 'parent', not {streams!r:.40}")
     stage = staged(trace, env, policies, allow_changed)
     change = planned(trace, stage.events, placed(trace, at), do, content, level)
-    if n > 1 and streams == "parent" and _repeats(stage):
-        raise Refused("with the record's own draws every branch is the same one; ask for n = 1")
-    arm = Arm(stage, change, begins(change, streams), seed, streams)
-    return arm.played(range(n), workers, known)
+    return Arm(stage, change, begins(change, streams), seed, streams)
 
 
 def placed(trace: Trace, at: Event | int) -> int:
@@ -197,7 +182,10 @@ class Arm:
     def keys(self, number: int) -> Keys:
         """The keys of a branch."""
         keys = self.stage.keys
-        return keys if self.streams == "parent" else branch_key(keys, self.begin, self.seed, number)
+        if self.streams == "parent":
+            return keys
+        asked = asked_at(self.stage.events, self.begin)
+        return branch_key(keys, self.begin, self.seed, number, asked)
 
     def header(self, number: int) -> Header:
         """The header of a branch; its trace_id is a digest of all that decides what is played."""
@@ -229,37 +217,55 @@ class Arm:
             group_id=f"{group}/{change.event.seq}:{change.do}@{arm}",
         )
 
-    def played(self, numbers: range, workers: int, known: Mapping[str, Trace]) -> Branches:
-        """The branches of these numbers, in their order."""
-        stage, change = self.stage, self.change
-        headers = {number: self.header(number) for number in numbers}
-        cached = {k: _whole(known[h.trace_id]) for k, h in headers.items() if h.trace_id in known}
-        missing = [number for number in numbers if number not in cached]
-        found, spent, notes = dict(cached), Spent(), list[str]()
+    def played(
+        self,
+        n: int,
+        workers: int = 1,
+        known: Mapping[str, Trace] = MappingProxyType({}),
+        watched: Callable[[Iterator[Trace]], Iterator[Trace]] = iter,
+    ) -> Branches:
+        """Branches 0 … n − 1, in their order.
+
+        Those that are `known` by their trace_id are not played again: it is a digest of the prefix,
+        the intervention and the keys, and so names what would be played. `watched` passes the
+        others on as they end.
+
+        Raises:
+            Refused: n or workers below 1; a known branch that is torn or was changed; with the
+                record's own draws, more than one branch where none can differ.
+        """
+        for what, number in (("branches", n), ("workers", workers)):
+            if number < 1:
+                raise Refused(f"{number} {what} play nothing; ask for 1 at least")
+        if n > 1 and self.streams == "parent" and _repeats(self.stage):
+            raise Refused("with the record's own draws all branches are the same one; ask for n=1")
+        headers = [self.header(number) for number in range(n)]
+        held = [_whole(known[h.trace_id]) for h in headers if h.trace_id in known]
+        found = {branch.trace_id: attach(branch, self._cast) for branch in held}
+        cached, spent, notes = len(found), Spent(), list[str]()
+        missing = [header for header in headers if header.trace_id not in found]
         if missing:
             standing, spent = self._standing()
-            given = len(standing.run.events)
-
-            def played(job: Job) -> Trace:
-                return self._branch(standing, headers[job[1]])
-
-            for trace in self._shared(missing, workers, played, notes):
-                number = trace.header.fork.branch if trace.header.fork else 0
-                events = (*standing.run.events[: self.begin], *trace.events)
-                spent += cost(events, given, standing.run.specs)
-                found[number] = attach(trace, Cast(stage.env, stage.team, stage.human, stage.trace))
+            for trace in watched(self._shared(standing, missing, workers, notes)):
+                found[trace.trace_id] = attach(trace, self._cast)
+                whole = (*standing.run.events[: self.begin], *trace.events)
+                spent += cost(whole, len(standing.run.events), standing.run.specs)
         return Branches(
-            parent=stage.trace,
-            seq=change.event.seq,
-            do=change.do,
-            level=change.level,
-            n=len(numbers),
-            traces=tuple(found[number] for number in numbers if number in found),
+            parent=self.stage.trace,
+            seq=self.change.event.seq,
+            do=self.change.do,
+            level=self.change.level,
+            n=n,
+            traces=tuple(found[h.trace_id] for h in headers if h.trace_id in found),
             spent=spent,
-            cached=len(cached),
-            changed=stage.changed,
+            cached=cached,
+            changed=self.stage.changed,
             notes=tuple(notes),
         )
+
+    @property
+    def _cast(self) -> Cast:
+        return Cast(self.stage.env, self.stage.team, self.stage.human, self.stage.trace)
 
     def _standing(self) -> tuple[Standing, Spent]:
         """The run with the change in it, and the calls of the environment that it took."""
@@ -269,17 +275,17 @@ class Arm:
         return standing, along.spent + cost(run.events, self.begin, run.specs, policies=False)
 
     def _shared(
-        self,
-        numbers: list[int],
-        workers: int,
-        played: Callable[[Job], Trace],
-        notes: list[str],
+        self, standing: Standing, headers: list[Header], workers: int, notes: list[str]
     ) -> Iterator[Trace]:
-        if workers == 1:
-            return (played((0, number)) for number in numbers)
-        if self.stage.human is not None:
+        if workers > 1 and self.stage.human is not None:
             raise Refused(f"{workers} workers cannot ask one human; say workers=1")
-        return spread([(0, number) for number in numbers], workers, played, notes)
+        by_number = {int(header.rollout_id or 0): header for header in headers}
+
+        def played(job: Job) -> Trace:
+            return self._branch(standing, by_number[job[1]])
+
+        jobs = [(self.change.event.seq, number) for number in by_number]
+        return map(played, jobs) if workers == 1 else spread(jobs, workers, played, notes)
 
     def _branch(self, standing: Standing, header: Header) -> Trace:
         keys = header.fork.keys if header.fork else ()

@@ -27,10 +27,8 @@ from counterpoint.schema import (
     Effect,
     Intervene,
     Item,
-    Observe,
     Reward,
     Stop,
-    ToolResult,
     Trace,
 )
 from counterpoint.spelling import Payload, Refused, freeze
@@ -325,34 +323,27 @@ def _nearest(
     way: Way,
     level: Level | None,
 ) -> str:
-    what = f"{event.kind} of {ascii(event.agent)[1:-1]:.60}"
-    if by_hand(event):
-        what += ", which was put there by hand"
     can = [e for e in events[trace.first :] if _level_at(events, e, way, level)]
     near = min(can, key=lambda e: (abs(e.seq - event.seq), e.seq), default=None)
-    there = (
-        "this run has no event that can"
-        if near is None
-        else f"the nearest event that can is {near.seq}, {near.kind} of {near.agent:.60}"
-    )
+    there = "this run has no event that can"
+    if near is not None:
+        there = f"the nearest event that can is {near.seq}, {_named(near)}"
     named = f"{do} at level {level}" if level else do
-    return f"event {event.seq} is a {what}: {named} cannot be done to it; {there}"
+    hand = ", which was put there by hand" if by_hand(event) else ""
+    return f"{named} cannot be done to event {event.seq}, {_named(event)}{hand}; {there}"
+
+
+def _named(event: AnyEvent) -> str:
+    return f"{event.kind} of {ascii(event.agent)[1:-1]:.60}"
 
 
 def begins(change: Change, streams: str) -> int:
-    """Where a fork's own events begin.
+    """Where a fork's own events begin: at the event, or at the act that is replaced for it.
 
-    An act is drawn with the key in force at its observation, so a fork at an act begins there,
-    whatever is done to it: then all arms at one act share their later draws. A result is drawn with
-    the key at its call, and a fork that draws it anew begins at the call.
+    An act is drawn with the key in force at its observation, a result with the key at its call, so
+    a fork that draws one anew begins there.
     """
-    seq = change.event.seq
-    if change.level == "decision" and change.do != "stop_now":
-        seq = act_of(change).seq
-    if streams == "parent":
-        return seq
-    asked = asked_at(change.events, seq)
-    drawn = isinstance(change.events[asked], Observe) or (
-        isinstance(change.event, ToolResult) and change.do == "resample"
-    )
-    return asked if drawn else seq
+    decided = change.level == "decision" and change.do != "stop_now"
+    seq = act_of(change).seq if decided else change.event.seq
+    anew = change.do == "resample" and streams == "branch"
+    return asked_at(change.events, seq) if anew else seq

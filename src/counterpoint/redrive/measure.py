@@ -129,9 +129,10 @@ def _again(record: Record, policy: Policy | None) -> Policy:
     """
 
     def act(observation: Observation, legal: Legal, draws: Draws) -> str | Output:
-        said = record.turns.get((observation.agent, observation.turn))
-        if policy is not None and (said is None or said.seen != sight(observation, legal)):
+        turn = observation.agent, observation.turn
+        if policy is not None and record.seen.get(turn) != sight(observation, legal):
             return policy(observation, legal, draws)
+        said = record.turns.get(turn)
         if said is None:
             raise _Lost(f"the record has no turn {observation.turn} of {observation.agent}")
         return said.output
@@ -191,12 +192,14 @@ class Branching:
 
     def menu(self, places: Ints) -> Menu:
         """The menus of the record, with the probabilities that the policies give."""
-        said = [self._at(run, seq)[1] for run, seq in places.tolist()]
+        found = [self._at(run, seq) for run, seq in places.tolist()]
+        said = [each for _, each in found]
         width = max((len(each.texts) for each in said), default=0)
         probs = np.zeros((len(said), width))
         does = {verb: np.zeros((len(said), width), dtype=bool) for verb in DECISIONS}
-        for row, each in enumerate(said):
-            probs[row, : len(each.texts)] = np.nan if each.probs is None else each.probs
+        for row, (record, each) in enumerate(found):
+            given = record.probs[each.act.seq]
+            probs[row, : len(each.texts)] = np.nan if given is None else given
             for column, text in enumerate(each.texts):
                 for verb in {item.verb for item in parse(text)} & does.keys():
                     does[verb][row, column] = True
@@ -286,7 +289,7 @@ class Branching:
 
     def _at(self, number: int, seq: int) -> tuple[Record, Said]:
         record = self._record(number)
-        said = next((each for each in record.said if each.act.seq == seq), None)
+        said = record.said.get(seq)
         if said is None:
             raise Refused(f"event {seq} of trace {record.stage.trace.trace_id} is no act")
         return record, said
@@ -311,7 +314,7 @@ class Branching:
         self, record: Record, gone: set[str], absence: Absence, key: str, bill: _Bill
     ) -> _Rerun | None:
         """The run just after the first act that absence changes; None if it changes none."""
-        for said in record.said:
+        for said in record.said.values():
             if said.act.agent not in gone:
                 continue
             if absence == "null" and said.act.text == self._nothing(said.role):

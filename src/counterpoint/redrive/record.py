@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 from counterpoint.groups import Floats
 from counterpoint.harness import Run
@@ -17,28 +18,23 @@ PLACES = 64
 """Places of one run that are kept, each with the environment's state."""
 
 
+Turn: TypeAlias = tuple[str, int]
+"""Whose turn, and the how-manieth of that agent."""
+
+
 class Said(NamedTuple):
     """One turn of a record.
 
     Attributes:
         act, role: what was said, and in which role.
         begin: seq of the observation that it was drawn from.
-        menu: label → text; None where nothing was prescribed.
-        probs: the policy's probability of each entry; None where it gives none.
-        seen: digest of all that was before the agent's eyes.
+        texts: the entries of the menu; none where nothing was prescribed.
     """
 
     act: Act
     role: str
     begin: int
-    menu: Menu
-    probs: Floats | None
-    seen: bytes
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The entries of the menu."""
-        return tuple(self.menu.values()) if self.menu else ()
+    texts: tuple[str, ...]
 
     def entry(self, text: str | None) -> int:
         """Which entry of the menu a text is; −1 for none of them."""
@@ -69,41 +65,48 @@ class Record:
         return self._places[seq]
 
     @cached_property
-    def said(self) -> list[Said]:
-        """All turns, in order; read from events alone, so that no tool runs."""
-        stage, found = self.stage, []
-        run = Run(stage.header, stage.env, stage.team)
-        for event in stage.events:
-            begin = run.world.control.observe
-            if isinstance(event, Act) and begin is not None:
-                seen = run.events[begin]
-                assert isinstance(seen, Observe)
-                found.append(self._turn(event, seen, observation_of(run, seen)))
-            run.emit(event)
+    def said(self) -> dict[int, Said]:
+        """All turns, by the seq of their act."""
+        return {
+            act.seq: Said(act, observation.role, begin, tuple((menu or {}).values()))
+            for act, begin, observation, menu in self._observed()
+        }
+
+    @cached_property
+    def turns(self) -> dict[Turn, Said]:
+        """All turns, by whose they are."""
+        return {
+            (observation.agent, observation.turn): self.said[act.seq]
+            for act, _, observation, _ in self._observed()
+        }
+
+    @cached_property
+    def probs(self) -> dict[int, Floats | None]:
+        """The policies' probabilities of each entry of the menus, by act; None where none are."""
+        found: dict[int, Floats | None] = {}
+        for act, _, observation, menu in self._observed():
+            probs = described(self.stage.team.get(observation.role), "probs")
+            found[act.seq] = probs(observation, menu) if probs is not None and menu else None
         return found
 
     @cached_property
-    def turns(self) -> dict[tuple[str, int], Said]:
-        """The turns by agent and how-manieth of that agent."""
-        found: dict[tuple[str, int], Said] = {}
-        counts: dict[str, int] = {}
-        for each in self.said:
-            agent = each.act.agent
-            found[agent, counts.setdefault(agent, 0)] = each
-            counts[agent] += 1
-        return found
+    def seen(self) -> dict[Turn, bytes]:
+        """What every agent had before its eyes at its turns."""
+        return {
+            (observation.agent, observation.turn): sight(observation, menu)
+            for _, _, observation, menu in self._observed()
+        }
 
-    def _turn(self, act: Act, seen: Observe, observation: Observation) -> Said:
-        menu = None if seen.legal is None else dict(seen.legal)
-        probs = described(self.stage.team.get(observation.role), "probs")
-        return Said(
-            act=act,
-            role=observation.role,
-            begin=seen.seq,
-            menu=menu,
-            probs=probs(observation, menu) if probs is not None and menu else None,
-            seen=sight(observation, menu),
-        )
+    def _observed(self) -> Iterator[tuple[Act, int, Observation, Menu]]:
+        """Each act with its observation, read from the events alone: no tool runs."""
+        run = Run(self.stage.header, self.stage.env, self.stage.team)
+        for event in self.stage.events:
+            begin = run.world.control.observe
+            if isinstance(event, Act) and begin is not None:
+                shown = cast(Observe, run.events[begin])
+                menu = None if shown.legal is None else dict(shown.legal)
+                yield event, begin, observation_of(run, shown), menu
+            run.emit(event)
 
 
 def sight(observation: Observation, menu: Menu) -> bytes:

@@ -78,6 +78,13 @@ def staged(trace: Trace, env: Env | None, policies: Team | None, allow_changed: 
             fork whose parent is not at hand; an environment or a policy is gone, or is another one
             than the header names (unless `allow_changed`).
     """
+    if trace.seal is not None and trace.seal.digest != digest_before(
+        trace, trace.first + len(trace)
+    ):
+        raise Refused(
+            f"trace {trace.trace_id} was changed since it was sealed; `counterpoint replay` says "
+            "where"
+        )
     known = attached(trace)
     env = known.env if env is None else env
     policies = known.team if policies is None else policies
@@ -93,13 +100,6 @@ def staged(trace: Trace, env: Env | None, policies: Team | None, allow_changed: 
                 f"trace {trace.trace_id}: the policy of {role} ({ref.target or 'without a name'}) "
                 "is gone: nothing here can load it; give it as policies="
             )
-    if trace.seal is not None and trace.seal.digest != digest_before(
-        trace, trace.first + len(trace)
-    ):
-        raise Refused(
-            f"trace {trace.trace_id} was changed since it was sealed; `counterpoint replay` says "
-            "where"
-        )
     fork = trace.header.fork
     keys = keys_of(trace.header.seed or 0, fork.keys if fork else ())
     return Stage(trace, header, history(trace), keys, env, team, known.human, changed)
