@@ -342,6 +342,15 @@ def test_what_was_never_credited_moves_nothing():
     )
 
 
+def test_masked_rows_move_nothing():
+    """On T14 credit that stands on nature's rows leaves the gradient of the agents' rows."""
+    plays = play(deal("T14"), groups=3, rollouts=2)
+    some = np.arange(len(plays.steps), dtype=float)
+    np.testing.assert_array_equal(
+        gradient(plays, some), gradient(plays, np.where(plays.steps.mask, some, 0.0))
+    )
+
+
 def test_large_games_are_enumerated():
     """Eight agents with four acts: 21,845 states, 65,536 outcomes, and Σ π V = V at the root."""
     game = deal("T2", agents=8, actions=4)

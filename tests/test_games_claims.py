@@ -289,17 +289,17 @@ def test_binary_search_breaks_where_errors_are_repaired():
 
 
 def test_topologies():
-    """What agent 3 of 4 sees of acts (a₀, a₁, a₂): a₂ in a chain, a₀ in a star, a₁ in a tree."""
-    seen = {"chain": [2], "star": [0], "tree": [1], "dense": [0, 1, 2]}
+    """What agent 4 of 5 sees: a₃ in a chain, a₀ in a star, its parent a₁ in a tree."""
+    seen = {"chain": [3], "star": [0], "tree": [1], "dense": [0, 1, 2, 3]}
+    acts = np.array([[h >> 3 & 1, h >> 2 & 1, h >> 1 & 1, h & 1] for h in range(16)])
     for topology, others in seen.items():
-        game = deal("T13", agents=4, topology=topology)
-        last = np.flatnonzero(game.agent == 3)
-        acts = np.array([[h >> 2 & 1, h >> 1 & 1, h & 1] for h in range(8)])
-        for one in range(8):
-            for two in range(8):
+        game = deal("T13", agents=5, topology=topology)
+        last = np.flatnonzero(game.agent == 4)
+        for one in range(16):
+            for two in range(16):
                 alike = np.array_equal(acts[one, others], acts[two, others])
                 assert (game.anchor[last[one]] == game.anchor[last[two]]) == alike
-        assert len(game.policy) == sum(2 ** min(i, len(others)) for i in range(4))
+        assert len(game.policy) == sum(2 ** min(i, len(others)) for i in range(5))
 
 
 @pytest.mark.parametrize("topology", ["chain", "star", "tree", "dense"])
@@ -330,6 +330,17 @@ def test_masked_rows_change_no_truth():
             own = rows[mask[rows]]
             key = tuple(zip(plays.state[own].tolist(), plays.action[own].tolist(), strict=True))
             np.testing.assert_allclose(got[own], known[key], atol=1e-12)
+
+
+def test_masked_rows_are_nature_s():
+    """T14: in every context a row is masked where agent 3 of 0 … 2 moves; a second row follows a
+    first one as often as said.
+    """
+    steps = play(deal("T14", agents=3, longer=0.2, contexts=3), groups=300, rollouts=8).steps
+    np.testing.assert_array_equal(steps.mask, steps.agent != 3)
+    pauses = 2 * 2400
+    second = np.sum(~steps.mask) - pauses
+    assert second == pytest.approx(0.2 * pauses, abs=4 * np.sqrt(pauses * 0.16))
 
 
 METHODS = {
@@ -381,6 +392,19 @@ def test_one_antithetic_pair_is_exact_where_agents_interact_in_pairs():
         phi = truth(one_play(game, [1, 1, 1]), "shapley:frozen").values
         np.testing.assert_allclose(phi, shapley_values(worth, 3), atol=1e-12)
         assert (np.abs(pair.mean(axis=0) - phi).max() < 1e-12) == exact
+
+
+def test_the_null_act_interacts_with_nobody():
+    """T17: when one agent acts alone R does not depend on the strength; when two do it does."""
+    tables = []
+    for strength in (1.0, 5.0):
+        game = deal("T17", agents=2, strength=strength, seed=3)
+        tables.append(game.reward[game.next < 0].reshape(3, 3))
+    weak, strong = tables
+    assert weak[0, 0] == 0
+    np.testing.assert_allclose(weak[0], strong[0])
+    np.testing.assert_allclose(weak[:, 0], strong[:, 0])
+    assert np.abs(weak[1:, 1:] - strong[1:, 1:]).min() > 0.05
 
 
 def test_an_additive_model_misses_what_a_pairwise_one_explains():

@@ -190,11 +190,13 @@ def test_stopping_can_be_removed_and_answered():
         np.testing.assert_allclose(truth(plays, removal).values[rows], [want, 0], atol=1e-12)
 
 
-PLAYS = {name: play(deal(name), groups=2, rollouts=4) for name in ("T2", "T11", "T16")}
+PLAYS = {name: play(deal(name), groups=2, rollouts=4) for name in ("T2", "T16")}
+SHORT = play(deal("T16", turns=2), groups=2, rollouts=4)
 SIXTEEN = chain(np.zeros((2,) * 16), np.zeros((16, 2)))
 REFUSED = {
     "unknown estimand": (lambda: truth(PLAYS["T2"], "shapley"), "no exact 'shapley' of a game"),
     "acts that nobody made": (lambda: truth(PLAYS["T16"], "coma"), "grows longer"),
+    "the next play is another one": (lambda: truth(SHORT, "coma"), "grows longer"),
     "one agent, many turns": (
         lambda: truth(PLAYS["T16"], "shapley:frozen"),
         "an agent acts twice",
