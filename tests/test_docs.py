@@ -119,6 +119,7 @@ VARIANTS = {
     "gae": [{}, {"values": "mc"}],
     "hiper": [{}, {"level": "high"}, {"level": "switch"}],
     "reinforce_pp": [{}, {"baseline": "group"}],
+    "cad_grpo": [{}, {"gate": True}],
     "ccpo": [{}, {"version": 1}],
     "spawn": [{}, {"replay": None}],
 }
@@ -156,6 +157,8 @@ def eight_rows(reward) -> Steps:
         logprob=-row / 4,
         logprob_new=-row / 5,
         state_digest=[f"d{r % 3}" for r in row],
+        quality=row // 2 % 2,
+        depends=[[0]] * 8,
     )
 
 
@@ -284,8 +287,8 @@ def shown(page: Path) -> list[Shown]:
 
 
 def runnable(line: str) -> str:
-    """`make test` is what runs this, so it is only looked up."""
-    return line.replace("make test", "make -n test")
+    """`make test` is what runs this, and test_cli runs the demo, so both are only looked up."""
+    return line.replace("make ", "make -n ")
 
 
 WITH_PROGRAMS = [page for page in PAGES if shown(page)]
