@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from counterpoint.branches import KEEP, NULL, RESAMPLE, Spent
+from counterpoint.credit import check_replay, estimate
 from counterpoint.credit.protocols import Account, Replay
 from counterpoint.envs import ENVS, make
 from counterpoint.harness import rollout
@@ -297,3 +298,26 @@ def test_a_replay_refuses_what_is_not_there():
     stranger = [Trace(changed[0].header, changed[0].events)]
     with pytest.raises(Refused, match="no environment of the table"):
         Branching(stranger).menu(np.array([[0, 1]]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [make("ledger-v0"), make("research-v0"), Doors(), Fog()])
+def test_the_harness_keeps_the_contract_of_a_replay(env):
+    """The shipped check of replays passes on real runs, and every clause examined something."""
+    traces = rollout(env, Softmax(), groups=4, rollouts=4)
+    told = check_replay(Branching(traces, null=NOBODY), Steps.from_traces(traces))
+    assert all(told.clauses.values())
+
+
+@pytest.mark.slow
+def test_measured_credit_of_real_runs_comes_near_the_exact():
+    """C3 on ledger-v0 against exact seqau: the more branches, the nearer."""
+    traces = ledger(rollouts=8)
+    steps, replaying = Steps.from_traces(traces), Branching(traces)
+    exact = [each.seqau for trace in traces for each in credit_of(trace, make("ledger-v0"))]
+    found = [
+        np.corrcoef(estimate("c3", steps, replay=replaying, **more).values, exact)[0, 1]
+        for more in ({}, {"alternatives": 16, "own": 16})
+    ]
+    assert 0.5 < found[0] < found[1]
+    assert found[1] > 0.8
