@@ -284,6 +284,17 @@ def test_c3_is_its_own_value_minus_the_siblings_that_the_replay_draws():
     np.testing.assert_allclose(credit.parts["stderr"], drawn.std(axis=1, ddof=1) / 3**0.5)
 
 
+def test_shared_draws_cancel_what_the_act_and_its_siblings_both_meet():
+    """The same mean with draws apart, and a fifth more error and over: on XOR of four agents."""
+    plays, rerun = played("T5", actions=3, dep=1.0, groups=60)
+    exact, error = truth(plays).values, []
+    for paired in (True, False):
+        off = c3(plays.steps, replay=rerun, alternatives=16, own=4, paired=paired).values - exact
+        assert abs(off.mean()) < 4 * off.std() / len(off) ** 0.5
+        error.append(off.var())
+    assert error[1] > 1.2 * error[0]
+
+
 def test_variants_of_c3_ask_a_critic():
     """With the exact critic of the game, value_only is Q minus the siblings' Q; value_assisted
     keeps the outcome, and is reward_only at alpha 0.

@@ -30,6 +30,9 @@ from counterpoint.steps import Steps
 
 Variant = Literal["reward_only", "value_only", "value_assisted"]
 
+_APART = 1 << 31
+"""Between the seeds of draws that are not to be shared."""
+
 REMOVALS: dict[str, str] = {"replay": "removal:replayed", "frozen": "removal:frozen"}
 ARISTOCRATS: dict[str, str] = {"frozen": "coma", "replay": "coma:replayed", "anew": "seqau"}
 """What is estimated, by what later acts are."""
@@ -149,6 +152,7 @@ def c3(
     own: int = 0,
     variant: Variant = "reward_only",
     alpha: float = 1.0,
+    paired: bool = True,
     whiten: bool = False,
     seed: int = 0,
 ) -> Credit:
@@ -172,6 +176,8 @@ def c3(
             of outcomes; "value_assisted" keeps the own outcome and takes the share `alpha` of the
             baseline from the critic. The public code's default is the last.
         alpha: that share, 0 to 1.
+        paired: whether continuations of the act share their draws with those of its siblings, which
+            cancels what both meet; the mean is the same without.
         whiten: afterwards, zero mean and unit variance over the credited rows.
         seed: of all draws.
 
@@ -191,7 +197,8 @@ def c3(
     found = [runner.branch(at, drawn, alternatives, each=continuations, seed=seed)]
     node, leaves = steps.outcome[rows][:, None], np.ones((len(rows), 1), dtype=np.int64)
     if own:
-        kept = runner.branch(at, np.full(len(rows), KEEP), own, seed=seed)
+        apart = 0 if paired else _APART
+        kept = runner.branch(at, np.full(len(rows), KEEP), own, seed=seed + apart)
         node, leaves = mean_of(kept.values)[:, None], kept.leaves.sum(axis=1)[:, None]
         found.append(kept)
     node = np.concatenate([node, found[0].values], axis=1)

@@ -46,12 +46,13 @@ def additive(
     agents: int = 4,
     actions: int = 3,
     dep: float = 0.0,
+    spread: float = 1.0,
     noise: float = 0.0,
     topology: str = "dense",
 ) -> Game:
     """T1 (dep 0) and T2 (dep 1): R = Σ_i f_i(a_i), f_i ~ N(0, 1), f_i(0) = 0 for the null act.
 
-        π_i(a | h) ∝ exp(own_i(a) + dep·react_h(a)),  own, react ~ N(0, 1)
+        π_i(a | h) ∝ exp(spread·own_i(a) + dep·react_h(a)),  own, react ~ N(0, 1)
 
     With dep 0 the agents see nothing and seqau = f_i(a_i) − E f_i. With dep > 0 they see what the
     topology shows them, and an act also earns what it makes later agents do. T9 is T1 beside
@@ -61,7 +62,7 @@ def additive(
     """
     prefixes(agents, actions)
     part = _parts(rng, agents, actions)
-    logits, anchor = reacting(rng, sees(agents, topology), actions, dep)
+    logits, anchor = reacting(rng, sees(agents, topology), actions, dep, spread)
     return chain(reduce(np.add.outer, part), logits, noise, anchor)
 
 
