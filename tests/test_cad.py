@@ -23,8 +23,8 @@ from counterpoint.games import (
 )
 from counterpoint.games.proxies import proxies
 from counterpoint.ledger import Credit
-from counterpoint.quality import from_rows
 from counterpoint.spelling import Refused
+from qualities import earlier, own_act, with_quality
 
 SMALL = {
     "T1": deal("T1", agents=2, actions=2, contexts=2, seed=3),
@@ -35,34 +35,6 @@ SMALL = {
     "T17, reacting": deal("T17", agents=3, actions=2, dep=1.0, contexts=2, seed=8),
 }
 small = pytest.mark.parametrize("game", SMALL.values(), ids=SMALL.keys())
-
-
-def with_quality(steps: Steps, value, depends=None, verifiable="executed") -> Steps:
-    """The steps with a q for every act; `depends` (agents, agents): whose acts move whose q."""
-    agents = steps.names["agent"]
-    behind = None
-    if depends is not None:
-        behind = [[agents[j] for j in np.flatnonzero(depends[a])] for a in steps.agent]
-    quality = from_rows(
-        np.asarray(value, dtype=np.float64),
-        steps.rollout,
-        steps.agent,
-        agents,
-        verifiable=[verifiable] * len(steps),
-        depends=behind,
-    )
-    return replace(steps, quality=quality)
-
-
-def earlier(agents: int):
-    """Everybody saw all who acted before, so a q of one's own act depends on them too."""
-    return np.tril(np.ones((agents, agents), dtype=bool))
-
-
-def own_act(steps: Steps):
-    """A q that is a function of what the agent saw and did, and else says nothing in particular."""
-    assert steps.logprob is not None
-    return 3 * steps.logprob + np.cos(steps.agent)
 
 
 def credited(steps: Steps, agents: int, **options) -> Credit:
@@ -384,7 +356,7 @@ def test_one_task_is_rloo_with_a_sentence():
 
 
 def test_upstream_is_refused_where_nobody_says_what_q_depends_on():
-    with pytest.raises(Refused, match="give depends= to from_columns, or take another advantage"):
+    with pytest.raises(Refused, match=r"needs the column depends.* or take another advantage"):
         cad_grpo(table(depends=None))
     assert cad_grpo(table(depends=None), advantage="shared").diagnostics["unbiased"] is False
 

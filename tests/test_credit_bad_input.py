@@ -33,6 +33,8 @@ def table(**columns) -> Steps:
         "value_high": [0.5] * 8,
         "segment_start": [1, 0] * 4,
         "logprob": [-1.0] * 8,
+        "quality": [0.5] * 8,
+        "depends": [None] * 8,
     }
     return Steps.from_columns(**{k: v for k, v in (plain | columns).items() if v is not None})
 
@@ -81,7 +83,7 @@ def test_rows_in_any_order_and_rows_that_are_missing(name):
     moved = {c: np.asarray(getattr(steps, c))[order] for c in (*columns, "segment_start")}
     values = estimate(name, table(**moved, logprob=None)).values
     np.testing.assert_allclose(values, estimate(name, steps).values[order], atol=1e-12)
-    empty = {c: [] for c in (*columns, "segment_start")}
+    empty = {c: [] for c in (*columns, "segment_start", "quality", "depends")}
     assert len(estimate(name, Steps.from_columns(**empty))) == 0
 
 
@@ -120,6 +122,7 @@ def test_methods_that_compare_nothing_do_not_mind():
 
 def one_turn() -> dict[str, list]:
     rest = ("step", "anchor", "value", "value_high", "segment_start", "logprob")
+    rest += ("quality", "depends")
     return {"reward": [1, 0, 1, 0], **dict.fromkeys(rest)} | {"anchor": ["s"] * 4, "value": [0] * 4}
 
 

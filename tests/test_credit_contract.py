@@ -26,7 +26,8 @@ def test_every_method_of_the_table_keeps_the_contract(name):
 
 def two_rollouts(**columns) -> Steps:
     """Two rollouts of two turns with every column that some method needs."""
-    values = {"value": [0.2] * 4, "value_high": [0.3] * 4, "segment_start": [1, 0, 1, 1]}
+    values = {"value": [0.2] * 4, "value_high": [0.3] * 4, "segment_start": [1, 0, 1, 1],
+              "quality": [1, 1, 0, 0], "depends": [[0]] * 4}  # fmt: skip
     given = {"rollout": [0, 0, 1, 1], "reward": [0, 1, 0, 0.5], "anchor": ["s", "t"] * 2}
     return Steps.from_columns(**given | values | columns)
 
@@ -44,6 +45,7 @@ def test_a_method_needs_what_its_row_says(name):
     columns = {"rollout": [0, 1], "reward": [1.0, 0.0]}
     extra = {"value": [0.0, 0.0], "anchor": ["s", "s"]}
     extra |= {"value_high": [0.0, 0.0], "segment_start": [1, 1]}
+    extra |= {"quality": [0.0, 1.0], "depends": [[0], [0]]}
     needed = {column: extra[column] for column in METHODS[name].needs}
     assert len(estimate(name, Steps.from_columns(**columns, **needed))) == 2
     for column in needed:

@@ -30,6 +30,8 @@ def batch(n: int) -> Steps:
         value_high=rng.random(n),
         segment_start=rng.random(n) < 0.3,
         valid=rng.random(n) < 0.9,
+        quality=np.cos(row // 10 * 3 + row % 3),
+        depends=[(agent,) for agent in (row % 3).tolist()],
     )
 
 

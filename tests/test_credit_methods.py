@@ -152,6 +152,7 @@ def test_a_scale_of_rewards_scales_or_vanishes(steps, scale):
 def test_masked_rows_can_be_put_in_anywhere(steps):
     """A masked row without reward between any two turns changes no credit of any method."""
     n = len(steps)
+    judged = {"quality": np.cos(steps.rollout + steps.agent), "depends": [None] * n}
 
     def twice(column, inserted):
         return np.concatenate([column, inserted])
@@ -167,6 +168,7 @@ def test_masked_rows_can_be_put_in_anywhere(steps):
         value_high=twice(steps.value_high, np.full(n, 7.0)),
         segment_start=twice(steps.segment_start, np.zeros(n)),
         mask=twice(steps.mask, np.zeros(n, dtype=bool)),
+        **{name: twice(column, column) for name, column in judged.items()},
     )
     plain = Steps.from_columns(
         group=steps.group,
@@ -178,6 +180,7 @@ def test_masked_rows_can_be_put_in_anywhere(steps):
         value=steps.value,
         value_high=steps.value_high,
         segment_start=steps.segment_start,
+        **judged,
     )
     for name in [n for n, row in METHODS.items() if row.family == "observational"]:
         given = {"gamma": 0.9, "main": int(steps.agent[0])}
@@ -491,6 +494,7 @@ def test_missing_columns_are_named_with_the_way_out():
 def test_no_rows_give_no_credit():
     """Every method returns an empty credit for an empty table."""
     columns = ("rollout", "reward", "value", "anchor", "value_high", "segment_start")
+    columns += ("quality", "depends")
     empty = Steps.from_columns(**{column: [] for column in columns})
     for name in [n for n, row in METHODS.items() if row.family == "observational"]:
         credit = estimate(name, empty)

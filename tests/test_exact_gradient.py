@@ -29,6 +29,7 @@ from counterpoint.games import (
 from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
 from counterpoint.steps import Steps
+from qualities import earlier, own_act, with_quality
 
 SMALL = {
     "bandit": deal("T0", seed=1),
@@ -115,7 +116,12 @@ def test_unbiased_methods(game, method):
 @pytest.mark.parametrize("name", unbiased("observational"))
 def test_what_the_table_calls_unbiased(game, name):
     """A method whose row says unbiased gives, as it stands, the policy gradient on every game."""
-    got = expected_gradient(game, partial(estimate, name), 3)
+
+    def method(steps: Steps) -> Credit:
+        judged = with_quality(steps, own_act(steps), earlier(len(steps.names["agent"])))
+        return estimate(name, judged)
+
+    got = expected_gradient(game, method, 3)
     np.testing.assert_allclose(got, policy_gradient(game), atol=1e-12)
 
 

@@ -12,7 +12,7 @@ from counterpoint.credit.cad import cad_grpo
 from counterpoint.credit.gate import Gate
 from counterpoint.games import deal, play
 from counterpoint.games.proxies import proxies
-from test_cad import own_act, with_quality
+from qualities import own_act, with_quality
 
 SEEDS = 20
 

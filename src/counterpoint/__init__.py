@@ -2,6 +2,7 @@
 
 from counterpoint.credit import (
     METHODS,
+    cad_grpo,
     check_credit_method,
     check_replay,
     dr_mas,
@@ -44,6 +45,7 @@ __all__ = [
     "Softmax",
     "Steps",
     "Trace",
+    "cad_grpo",
     "check_credit_method",
     "check_env",
     "check_replay",

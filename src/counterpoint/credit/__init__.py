@@ -3,6 +3,7 @@
 from counterpoint.credit.agreement import Agreement, score
 from counterpoint.credit.anchored import gigpo
 from counterpoint.credit.blame import blame
+from counterpoint.credit.cad import cad_grpo
 from counterpoint.credit.clipping import ppo_ratio
 from counterpoint.credit.contract import check_credit_method
 from counterpoint.credit.critic import gae
@@ -32,6 +33,7 @@ __all__ = [
     "at_grpo",
     "blame",
     "c3",
+    "cad_grpo",
     "ccpo",
     "check_credit_method",
     "check_replay",

@@ -118,8 +118,8 @@ def cad_grpo(
     held = design(steps, by, channels, checked_only)
     if advantage == "upstream" and held.depends is None:
         raise Refused(
-            "upstream needs to know on whom each quality depends, and these columns do not say; "
-            "give depends= to from_columns, or take another advantage"
+            "upstream needs the column depends, whose acts each quality descends from; give "
+            "depends= to from_columns, or take another advantage"
         )
     fitted = _fit(steps, held, folds, ridge, seed, _gate(gate))
     c = _shares(held, fitted)

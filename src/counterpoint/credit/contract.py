@@ -107,7 +107,7 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _take(steps: Steps, order: Ints) -> Steps:
     """The same table with its rows in another order."""
     moved = {name: column[order] for name, column in _columns(steps).items()}
-    return Steps(**moved, names=steps.names, counts=steps.counts)
+    return Steps(**moved, names=steps.names, counts=steps.counts, quality=steps.quality)
 
 
 def _orders(n: int) -> Iterator[tuple[str, Ints]]:
@@ -153,7 +153,7 @@ _LENGTHS = (3, 3, 3, 4, 2, 3)
 _ROWS = sum(_LENGTHS)
 _EXTRA = (
     *("anchor", "value", "value_high", "segment_start"),
-    *("logprob", "logprob_new", "state_digest", "time"),
+    *("logprob", "logprob_new", "state_digest", "time", "quality", "depends"),
 )
 
 
@@ -175,6 +175,8 @@ def _steps(**changed: Any) -> Steps:
         "logprob_new": -0.1 - (row % 4) / 5,
         "state_digest": [f"d{(r * 5) % 4}" for r in row],
         "time": turn / 2,
+        "quality": np.where(turn % 2, rollout % 3, rollout % 2),
+        "depends": [["worker" if t % 2 else "planner"] for t in turn],
     }
     return Steps.from_columns(**columns | changed)
 
@@ -205,6 +207,7 @@ def _alike() -> dict[str, Any]:
         "logprob": -0.5 - turn / 10,
         "logprob_new": -0.4 - turn / 10,
         "state_digest": [f"d{t}" for t in turn],
+        "quality": turn % 2,
     }
 
 
@@ -216,6 +219,8 @@ def _one_row() -> Steps:
         "logprob": [-0.5],
         "logprob_new": [-0.4],
         "time": [0.0],
+        "quality": [0.5],
+        "depends": [[0]],
     }
     return Steps.from_columns(
         rollout=["r"], reward=[1.0], anchor=["s"], state_digest=["d"], **given

@@ -104,6 +104,13 @@ METHODS: dict[str, Method] = {
     "m_grpo": _observational("teams:m_grpo", "outcome", "arXiv:2511.13288"),
     "magrpo": _observational("turnwise:magrpo", "outcome", "arXiv:2508.04652"),
     "fold_grpo": _observational("folded:fold_grpo", "outcome", "arXiv:2510.11967"),
+    "cad_grpo": _observational(
+        "cad:cad_grpo",
+        "outcome",
+        "a reconstruction; none is public",
+        needs={"quality", "depends"},
+        unbiased=True,
+    ),
     "blame": _observational(
         "blame:blame", "seqau", "Ng et al. 1999", needs={"value"}, conserves=True
     ),
