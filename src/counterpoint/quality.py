@@ -7,8 +7,9 @@ is worked out here, once, from the graph of its trace, so that credit needs no g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +98,7 @@ def scored(
             found.setdefault((agent, event.channel), []).append((seq, event))
     if not found:
         return
-    graph = TraceGraph(trace)
+    behind = cache(TraceGraph(trace).behind)
     for (agent, name), held in found.items():
         amounts = [event.amount for _, event in held if event.amount is not None]
         rates = [event.error_rate for _, event in held if event.error_rate is not None]
@@ -110,7 +111,7 @@ def scored(
             max(CHECKS.index(event.verifiable or "unsaid") for _, event in held),
             max(rates, default=math.nan),
             (at[1], max(seq for seq, _ in held)),
-            _behind(graph, agent, [seq for seq, _ in held]) if known else None,
+            _behind(trace, behind, agent, [seq for seq, _ in held]) if known else None,
         )
 
 
@@ -127,19 +128,21 @@ def _owner(trace: Trace, reward: Reward | LateReward) -> str | None:
     return bearers[0] if len(bearers) == 1 else None
 
 
-def _behind(graph: TraceGraph, agent: str, seqs: Sequence[int]) -> frozenset[str]:
+def _behind(
+    trace: Trace, behind: Callable[[int], tuple[str, ...]], agent: str, seqs: Sequence[int]
+) -> frozenset[str]:
     """Whose events the rewards descend from, and whose the agent's first act does: whether an
     agent is there at all is part of what its quality says.
     """
-    events = graph.trace.events
-    acts = [e.seq for e in events if isinstance(e, Act) and e.agent == agent]
-    asked = [*seqs, *acts[:1]]
-    ends = [i for i, event in enumerate(events) if event.seq in asked]
-    behind = {name for seq in asked for name in graph.behind(seq)}
-    for index in ends:
-        if any(cause.basis == "inferred:run" for cause in events[index].causes):
-            behind |= {e.agent for e in events[:index] if isinstance(e, Act)}
-    return frozenset(behind | {agent})
+    acts = [e for e in trace.events if isinstance(e, Act)]
+    first = [e.seq for e in acts if e.agent == agent][:1]
+    found = {agent}
+    for seq in (*seqs, *first):
+        if any(cause.basis == "inferred:run" for cause in trace[seq].causes):
+            found |= {e.agent for e in acts if e.seq < seq}
+        else:
+            found |= {*behind(seq)}
+    return frozenset(found)
 
 
 def tabled(rows: Iterable[Scored], rollouts: Ints, agents: Sequence[Any]) -> tuple[Quality, int]:
