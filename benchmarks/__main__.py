@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
-PARTS = ("reading", "recording", "graph", "credit", "harness")
+PARTS = ("reading", "recording", "graph", "credit", "coalitions", "harness", "fork")
 MISSED = (
+    "read and check",
+    "record an event",
+    "durable append",
     "critical path",
     "GAE, 1024",
     "GRPO, 100,000 rollouts, from string ids",
