@@ -369,7 +369,7 @@ def test_demo_writes_the_page_and_its_figures(tmp_path):
     names = {"reinforce", "gae", "grpo", "gigpo"}
     assert {row["method"] for row in told["methods"]} == names
     keys = {"env", "method", "estimand", "n", "effective_sample_size", "pearson", "spearman"}
-    assert keys | {"sign_accuracy", "coverage", "false_alarms"} == set(told["methods"][0])
+    assert keys | {"truth", "sign_accuracy", "coverage", "false_alarms"} == set(told["methods"][0])
     # by hand from the excerpt: tasks 1, 2, 5, 6, 7, 11 have one success of four, the others none;
     # every Who&When run is alone in its group
     assert told["real"] == {"traces": 48 + 11, "nonzero": 6 * 4, "groups_without_signal": 6 + 11}

@@ -2,9 +2,17 @@
 
 from counterpoint.credit import (
     METHODS,
+    aggregate,
+    at_grpo,
+    blame,
+    c3,
     cad_grpo,
+    ccpo,
     check_credit_method,
     check_replay,
+    coma,
+    communicate,
+    delegate,
     dr_mas,
     estimate,
     fold_grpo,
@@ -13,6 +21,7 @@ from counterpoint.credit import (
     grpo,
     grpo_process,
     hiper,
+    loo,
     m_grpo,
     magrpo,
     ppo_ratio,
@@ -20,7 +29,12 @@ from counterpoint.credit import (
     reinforce_pp,
     rloo,
     score,
+    shapley,
+    sharp,
+    spawn,
     stack,
+    stop,
+    treemem,
 )
 from counterpoint.envs import Amount, Env, make, tool
 from counterpoint.formats import read
@@ -29,7 +43,7 @@ from counterpoint.ledger import Credit
 from counterpoint.policies import Output
 from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
-from counterpoint.redrive import check_env, replay
+from counterpoint.redrive import check_env, fork, replay
 from counterpoint.schema import Trace
 from counterpoint.steps import Steps
 from counterpoint.training import update
@@ -45,19 +59,29 @@ __all__ = [
     "Softmax",
     "Steps",
     "Trace",
+    "aggregate",
+    "at_grpo",
+    "blame",
+    "c3",
     "cad_grpo",
+    "ccpo",
     "check_credit_method",
     "check_env",
     "check_replay",
+    "coma",
+    "communicate",
+    "delegate",
     "dr_mas",
     "estimate",
     "fold",
     "fold_grpo",
+    "fork",
     "gae",
     "gigpo",
     "grpo",
     "grpo_process",
     "hiper",
+    "loo",
     "m_grpo",
     "magrpo",
     "make",
@@ -69,7 +93,12 @@ __all__ = [
     "rloo",
     "rollout",
     "score",
+    "shapley",
+    "sharp",
+    "spawn",
     "stack",
+    "stop",
     "tool",
+    "treemem",
     "update",
 ]

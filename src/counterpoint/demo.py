@@ -154,6 +154,7 @@ def _compared(
                 "env": env,
                 "method": method,
                 "estimand": credit.estimand,
+                "truth": exact.estimand,
                 "n": agreement.n,
                 "effective_sample_size": credit.diagnostics["effective_sample_size"],
                 "pearson": agreement.pearson,

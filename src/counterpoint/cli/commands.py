@@ -210,25 +210,33 @@ def credit(
     rewards = [r for r in side_records(late) if isinstance(r, LateReward)] if late else None
     causal = options.get("causal") is True
     steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards, descent=causal)
-    units = steps.units(unit)
     try:
         results, refused = _estimates(methods.split(","), steps, options)
     except Unidentified as unidentified:
         if json_:
             render.as_json(unidentified.as_dict())
         raise
+    units = {n: steps.units(unit if r.unit == "turn" else r.unit) for n, r in results.items()}
     if unit != "turn":
-        results = {name: result.at(units, how) for name, result in results.items()}  # type: ignore[arg-type]
+        results = {
+            name: result.at(units[name], how) if result.unit == "turn" else result  # type: ignore[arg-type]
+            for name, result in results.items()
+        }
     params = {name: parameters(name, options) for name in results}
     if out and steps.event is not None:
         lines = (
             entry
             for name, result in results.items()
-            for entry in entries(result, units, steps.event, kept, method=name, params=params[name])
+            for entry in entries(
+                result, units[name], steps.event, kept, method=name, params=params[name]
+            )
         )
         save(out, lines, append=append, force=force)
     if json_:
-        shown = [render.listing(n, r, params[n], steps, units, explain) for n, r in results.items()]
+        shown = [
+            render.listing(name, result, params[name], steps, units[name], explain)
+            for name, result in results.items()
+        ]
         shown += [{"method": n, "identified": "not", "reason": why} for n, why in refused.items()]
         render.as_json(shown[0] if len(shown) == 1 else shown)
     else:
@@ -236,7 +244,7 @@ def credit(
             render.line(f"{name}: {render.plain(str(result))}")
             render.line(f"  {render.plain(result.why())}")
             if explain:
-                render.explain(result, steps, units)
+                render.explain(result, steps, units[name])
     for name, why in refused.items():
         render.note(render.plain(f"refused: {name}: {why}"))
     if found:
@@ -252,7 +260,8 @@ def _estimates(
     results, refused = {}, {}
     for name in names:
         try:
-            results[name] = ppo_ratio(steps, estimate(name, steps, **options))
+            result = estimate(name, steps, **options)
+            results[name] = ppo_ratio(steps, result) if result.unit == "turn" else result
         except Refused as refusal:
             if len(names) == 1:
                 raise

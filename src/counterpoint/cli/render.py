@@ -36,7 +36,9 @@ def plain(value: Any, width: int = 0) -> str:
         text = "–" if math.isnan(value) else f"{value:.6g}"
     elif isinstance(value, Mapping):
         text = ", ".join(f"{k} {plain(v)}" for k, v in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, set | frozenset):
+        text = ", ".join(sorted(plain(v) for v in value))
+    elif isinstance(value, list | tuple):
         text = ", ".join(plain(v) for v in value)
     else:
         text = str(value)
