@@ -16,7 +16,7 @@ from counterpoint.credit.identify import Unidentified
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.envs import ENVS, make
 from counterpoint.formats import FORMATS, Tally, export, read
-from counterpoint.games import GAMES, deal, gradient, play, truth
+from counterpoint.games import GAMES, Rerun, deal, gradient, play, truth
 from counterpoint.harness import runs
 from counterpoint.lanes import known, lanes, summary
 from counterpoint.ledger import Credit
@@ -323,7 +323,10 @@ def score_(
     else:
         game = deal(against, contexts=groups, seed=seed)
         plays = play(game, groups=groups, rollouts=rollouts, seed=seed)
-        result = estimate(estimate_, plays.steps, **_options(settings))
+        options = _options(settings)
+        if estimate_ in METHODS and "replay" in METHODS[estimate_].needs:
+            options["replay"] = Rerun(plays)
+        result = estimate(estimate_, plays.steps, **options)
         found = {"method": estimate_, "game": against, "seed": seed}
         agreement = score(result, truth(plays, estimand), gradient=partial(gradient, plays))
         found |= agreement._asdict()
