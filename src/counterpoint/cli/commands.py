@@ -16,7 +16,8 @@ from counterpoint.credit.identify import Unidentified
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.envs import ENVS, make
 from counterpoint.formats import FORMATS, Tally, export, read
-from counterpoint.games import GAMES, Rerun, deal, gradient, play, truth
+from counterpoint.games import GAMES, deal, gradient, play, truth
+from counterpoint.games.replaying import Rerun
 from counterpoint.harness import runs
 from counterpoint.lanes import known, lanes, summary
 from counterpoint.ledger import Credit
