@@ -23,6 +23,13 @@ def test_the_untouched_fork_is_the_parent(name):
     assert sum(map(untouched, recorded(make(name), groups=10, rollouts=4))) > 500
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ENVS)
+def test_the_untouched_fork_is_the_parent_at_full_size(name):
+    """P24 at 200 runs of each environment."""
+    assert sum(map(untouched, recorded(make(name), groups=20, rollouts=10))) > 2_000
+
+
 @pytest.mark.slow
 def test_the_untouched_fork_is_the_parent_between_items_and_with_mail_in_flight():
     """The little environments have what the others lack: turns, several items, two lives."""
