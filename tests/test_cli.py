@@ -471,3 +471,50 @@ def test_import_needs_no_network_no_torch_no_home(tmp_path):
     done = run("import", "openai_chat", "runs.json.gz", "-o", "x.jsonl", cwd=tmp_path, env=bare)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.json.gz", "x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("record", "research-v0", "--set", "facts=x", "-o", "OUT"),
+        ("record", "research-v0", "--set", "noise={}", "-o", "OUT"),
+        ("report", "RUNS", "-o", "RUNS"),
+        ("demo", "-o", "RUNS"),
+        ("credit", "grpo", "RUNS", "-o", "LINK", "--force"),
+        ("credit", "grpo", "RUNS", "-o", "/dev/full", "--append"),
+    ],
+)
+def test_odd_options_and_outputs_are_one_sentence(runs, tmp_path, arguments):
+    """An option of a wrong type, an output that is a file, a link or a device: each is refused."""
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "elsewhere")
+    names = {"RUNS": runs, "OUT": tmp_path / "out.jsonl", "LINK": link}
+    assert_sentence(run(*(names.get(a, a) for a in arguments)))
+    assert link.is_symlink()
+
+
+def test_full_disk_behind_stdout_is_one_sentence(runs):
+    """Output that cannot be written ends in a sentence, not in a traceback."""
+    command = f"{sys.executable} -m counterpoint.cli show {runs} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no space" in done.stderr
+
+
+@pytest.mark.parametrize("shape", [(10, 7), (3,), (10, 0)])
+def test_advantages_of_another_shape_are_refused(batch, tmp_path, shape):
+    """Advantages that do not belong to the rows are named with their shape."""
+    np.savez(tmp_path / "batch.npz", **batch, advantages=np.zeros(shape))
+    done = run("credit", "gigpo", tmp_path / "batch.npz")
+    assert_sentence(done)
+    assert "column advantages has shape" in done.stderr
+
+
+def test_decisions_of_a_recorded_log_are_credited(tmp_path):
+    """The effect of spawning can be told from a log that recorded how likely it was."""
+    path = tmp_path / "ledger.jsonl"
+    assert run("record", "ledger-v0", "--seed", "1", "-o", path).returncode == 0
+    told = as_json("credit", "spawn", path)
+    assert (told["unit"], told["identified"]) == ("decision", "overlap")
+    assert {"trace_id", "seq", "item", "value"} == set(told["units"][0])

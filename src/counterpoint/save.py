@@ -34,6 +34,8 @@ def save(
         store = AppendOnly(Path(path), "write")
         try:
             store.append("", spelled, sealed=True)
+        except OSError as error:
+            raise Refused(f"{path} cannot be written: {error.strerror or error}") from None
         finally:
             store.close()
         return
@@ -52,6 +54,8 @@ def whole_file(path: str | Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     path = Path(path)
     if path.is_dir():
         raise Refused(f"{path} is a folder; name a file in it")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise Refused(f"{path} is a link or a device and is never replaced; name a file")
     if path.exists() and not force:
         raise Refused(f"{path} exists; choose another name, or say --force to replace it")
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.draft")
@@ -63,3 +67,12 @@ def whole_file(path: str | Path, *, force: bool = False) -> Iterator[IO[bytes]]:
         raise Refused(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def folder(path: str | Path) -> Path:
+    """The folder of that name, made if there is none. Raises Refused if it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"the folder {path} cannot be made: {error.strerror or error}") from None
+    return Path(path)

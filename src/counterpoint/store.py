@@ -16,6 +16,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,12 +215,12 @@ def _respell(text: bytes) -> Line:
         raise Fault("V01", f"a line holds one JSON object, this one holds a {type(value).__name__}")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in LINES:
-        hint = _nearest(str(kind), LINES)
+        hint = _nearest(str(kind), tuple(LINES))
         raise Fault("V02", f"`type` is {_short(kind)}, which is no kind of line{hint}", "type")
     known = ("type", *LINES[kind].__struct_encode_fields__)
     for key in value:
         if key not in known:
-            message = f"{kind} has no field {_short(key)}{_nearest(key, known)}"
+            message = f"{kind} has no field {_short(key)}{_nearest(key, tuple(known))}"
             raise Fault("V02", message, _short(key)[1:-1])
     try:
         return decode(CANONICAL.encode(escape_surrogates(value)))
@@ -238,12 +239,13 @@ def _type_fault(kind: str, error: str) -> Fault:
         place = f"{place}.{missing[1]}".strip(".")
     elif unknown := re.search(r"unknown field `(.*)`", message):
         names = [n for part in Part.__subclasses__() for n in part.__struct_encode_fields__]
-        hint = _nearest(unknown[1], names)
+        hint = _nearest(unknown[1], tuple(names))
     plain = message[:1].lower() + ascii(message[1:])[1:-1]
     return Fault("V02", f"{place or kind}: {plain[:200]}{hint}", place or None)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+@lru_cache(maxsize=1024)  # a file of one fault a million times asks one question
+def _nearest(name: str, known: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(name[:60], known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -25,7 +25,7 @@ from counterpoint.policies.tabular import Softmax
 from counterpoint.recorder import Recorder
 from counterpoint.redrive import replay
 from counterpoint.rows import difference, load_batch, save_batch
-from counterpoint.save import save, trace_lines, whole_file
+from counterpoint.save import folder, save, trace_lines, whole_file
 from counterpoint.schema import CreditEntry, Finding, LateReward, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
@@ -310,9 +310,9 @@ def _credit_batch(
 def score_(
     estimate_: Annotated[str, typer.Argument(metavar="METHOD|CREDIT", help="What is judged.")],
     against: Annotated[str, typer.Argument(metavar="GAME|TRUTH", help="What it is judged by.")],
-    groups: Annotated[int, typer.Option(help="Groups to play.")] = 150,
-    rollouts: Annotated[int, typer.Option(help="Rollouts per group.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of game and plays.")] = 0,
+    groups: Annotated[int, typer.Option(min=1, max=100_000, help="Groups to play.")] = 150,
+    rollouts: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts per group.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of game and plays.")] = 0,
     estimand: Annotated[str, typer.Option(help="Which exact credit.")] = "seqau",
     settings: Settings = None,
     json_: Json = False,
@@ -401,7 +401,7 @@ def report(
     found: list[Finding] = []
     traces = list(render.progress(read(path, format_, findings=found), "reading"))
     result = about_runs(traces, methods.split(",") if methods else None, found)
-    out.mkdir(parents=True, exist_ok=True)
+    folder(out)
     with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode("utf-8", "backslashreplace"))
     render.as_json(result.rows) if json_ else render.table(result.rows)
@@ -417,7 +417,7 @@ def demo(
     """Credit real runs by four methods, and compare the methods with exact credit on games."""
     from counterpoint.demo import run
 
-    out.mkdir(parents=True, exist_ok=True)
+    folder(out)
     for name in ("report.html", "summary.json", "research-v0.jsonl"):
         if (out / name).exists() and not force:
             raise Refused(f"{out / name} exists; choose another folder, or say --force")

@@ -13,7 +13,7 @@ import typer
 
 from counterpoint.cli import render
 from counterpoint.cli.commands import Force, Json, app
-from counterpoint.save import whole_file
+from counterpoint.save import folder, whole_file
 
 __all__ = ["app"]
 
@@ -30,7 +30,7 @@ def study_(
     from counterpoint.study import study
 
     result = study(name, quick)
-    out.mkdir(parents=True, exist_ok=True)
+    folder(out)
     with whole_file(out / f"{name}.html", force=force) as file:
         file.write(result.html.encode())
     if json_:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_type_hints
+
+import msgspec
 
 from counterpoint.schema import AnyEvent, Delegate, Event, Target, Trace, content_of
 from counterpoint.spelling import Refused, digest_of
@@ -205,9 +207,21 @@ def make(name: str, **options: Any) -> Env:
     found = load_target(target)
     try:
         inspect.signature(found).bind(**options)
+        if name in ENVS:
+            _typed(found, options)
     except TypeError as error:
         raise Refused(f"{name} cannot be made with these options: {error}") from None
     made = found(**options)
     if not isinstance(made, Env):
         raise Refused(f"{name} does not make an Env")
     return made
+
+
+def _typed(found: Any, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that is not of its declared type."""
+    declared = get_type_hints(found.__init__)
+    for option, value in options.items():
+        try:
+            msgspec.convert(value, declared.get(option, Any))
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{option}: {error}") from None

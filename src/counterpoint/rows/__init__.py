@@ -50,6 +50,8 @@ def save_batch(path: str | Path, batch: Batch, credit: Credit, *, force: bool = 
     advantages = np.nan_to_num(credit.values) if mask is None else credit.tokens(mask)
     columns = {**batch.columns, "advantages": advantages}
     path = Path(path)
+    if path.suffix not in (".npz", ".parquet"):
+        raise Refused(f"{path}: a batch is written as .npz or .parquet")
     if path.suffix == ".npz":
         with whole_file(path, force=force) as file:
             np.savez(file, allow_pickle=False, **columns)
@@ -69,10 +71,16 @@ def difference(batch: Batch, credit: Credit) -> float | None:
     if given is None:
         return None
     mask = batch.columns.get("response_mask")
-    if given.ndim == 2 and mask is not None:
+    shapes = [(len(credit),)] if mask is None else [(len(credit),), mask.shape]
+    if given.dtype.kind not in "fiub" or given.shape not in shapes:
+        raise Refused(
+            f"column advantages has shape {given.shape} and type {given.dtype} where numbers of "
+            f"shape {' or '.join(map(str, shapes))} are needed"
+        )
+    if mask is not None and given.ndim == 2:
         ours, on = credit.tokens(mask), mask.astype(bool)
         return float(np.abs(ours - given)[on].max(initial=0.0))
-    return float(np.abs(np.nan_to_num(credit.values) - given.reshape(len(credit), -1)[:, 0]).max())
+    return float(np.abs(np.nan_to_num(credit.values) - given).max(initial=0.0))
 
 
 def _load(path: Path) -> dict[str, Column]:
@@ -85,9 +93,12 @@ def _load(path: Path) -> dict[str, Column]:
         return {name: np.array(table[name].to_pylist()) for name in table.column_names}
     except FileNotFoundError:
         raise Refused(f"there is no file {path}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise Refused(f"{path} cannot be read as a batch: {error}") from None
+    except ValueError:
         raise Refused(
-            f"{path} cannot be read as a batch: {error}; save text columns as fixed-width strings"
+            f"{path} is no batch, or has a column of Python objects; save text columns as "
+            "fixed-width strings"
         ) from None
 
 
