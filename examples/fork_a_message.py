@@ -1,4 +1,4 @@
-"""(e) Fork at a message: what if it had not arrived? Two arms, paired by the number of the branch."""
+"""(e) Fork at a message: what if it had not arrived? Two arms, paired by branch number."""
 
 import re
 
@@ -26,4 +26,5 @@ if __name__ == "__main__":
     kept = fork(trace, at=message, do="keep", n=64)
     print(muted)
     print(muted.counts(), muted.mean, muted.stderr, muted.spent)
-    print("worth of the message: %.2f ± %.2f" % kept.minus(muted))
+    worth, stderr = kept.minus(muted)
+    print(f"worth of the message: {worth:.2f} ± {stderr:.2f}")

@@ -1,4 +1,4 @@
-"""REINFORCE, GAE, GRPO and GiGPO against slow references, their invariances, and faults met elsewhere."""
+"""REINFORCE, GAE, GRPO and GiGPO against slow references, their invariances, and known faults."""
 
 from __future__ import annotations
 
