@@ -295,7 +295,7 @@ def memory(n: int = 100_000) -> list[dict[str, Any]]:
     steps = Steps.from_columns(**episodes(n), **more)
     rows_ = []
     for name, method in METHODS.items():
-        if method.family == "observational":
+        if method.family == "observational" and "quality" not in method.needs:
             tracemalloc.start()
             estimate(name, fresh(steps))
             peak = tracemalloc.get_traced_memory()[1] / n
