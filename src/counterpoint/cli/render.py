@@ -42,7 +42,8 @@ def plain(value: Any, width: int = 0) -> str:
         text = ", ".join(plain(v) for v in value)
     else:
         text = str(value)
-    text = "".join(_harmless(c) for c in text)
+    if not text.isprintable():
+        text = "".join(_harmless(c) for c in text)
     return text if not width or len(text) <= width else text[: width - 1] + "…"
 
 
@@ -76,7 +77,7 @@ def pairs(record: Mapping[str, Any]) -> None:
 
 def line(text: str) -> None:
     """Print one line of text to stdout, as it stands."""
-    _console().print(Text(text), soft_wrap=True)
+    sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
