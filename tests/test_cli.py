@@ -16,6 +16,8 @@ from counterpoint.credit import METHODS
 from counterpoint.formats import FORMATS
 from counterpoint.games import GAMES
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parent.parent
 TAU = DATA / "tau_bench" / "gpt-4o-airline.json.gz"

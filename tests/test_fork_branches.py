@@ -20,6 +20,8 @@ from counterpoint.steps import Steps
 from forks import SHORT, one, recorded, scouted, scouted_simply, untouched
 from little_envs import Doors
 
+pytestmark = pytest.mark.slow
+
 # -- branches ----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ from counterpoint.schema import encode
 from counterpoint.vocabulary import DECISIONS
 from every_way import ceiling, every_way
 
+pytestmark = pytest.mark.slow
+
 READ = prefer("read", "tell:exact")
 
 

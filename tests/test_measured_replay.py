@@ -18,6 +18,8 @@ from counterpoint.games.replaying import Rerun
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "my_replay.py"
 
 
