@@ -19,6 +19,8 @@ from forks import SHORT, recorded
 from little_envs import Doors, Fog, Office
 from stages import played, room
 
+pytestmark = pytest.mark.slow
+
 NOBODY = {"coordinator": "none", "researcher": "return: nothing"}
 
 

@@ -352,6 +352,7 @@ def closure(edges, start):
     return reached
 
 
+@pytest.mark.slow
 @given(traces(), st.booleans())
 def test_reachability_agrees_with_a_search(trace, descent):
     """Ancestors and descendants of every event are what a search finds, with seqs that
@@ -369,6 +370,7 @@ def test_reachability_agrees_with_a_search(trace, descent):
             assert got.tolist() == sorted({trace.events[r].seq for r in rows})
 
 
+@pytest.mark.slow
 @given(traces())
 def test_the_critical_path_agrees_with_all_paths(trace):
     """Its length is the largest over all paths, it is a path, and its events add up to it."""
@@ -386,6 +388,7 @@ def test_the_critical_path_agrees_with_all_paths(trace):
     assert set(zip(path.seqs.tolist(), path.seqs.tolist()[1:], strict=False)) <= pairs
 
 
+@pytest.mark.slow
 @given(traces(), st.integers(0, 16))
 def test_a_prefix_is_the_graph_of_the_prefix(trace, t):
     """Slicing the arrays gives what laying out the shorter trace anew gives."""
@@ -407,6 +410,7 @@ def test_a_seq_that_stands_twice_means_its_first_event():
     assert columns([trace]).cause.tolist() == [1]
 
 
+@pytest.mark.slow
 @given(st.lists(traces(), max_size=4))
 def test_columns_of_many_traces_are_those_of_each(many):
     """A cause is looked up in its own trace alone, and is the first event that bears its seq."""

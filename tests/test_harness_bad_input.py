@@ -25,6 +25,8 @@ from counterpoint.spelling import Refused, freeze
 from counterpoint.vocabulary import DECISIONS
 from stages import Room, blocks, played, room, sound, team
 
+pytestmark = pytest.mark.slow
+
 TWO = {"a": ["message", "stop", "mark"], "b": ["message"]}
 
 
