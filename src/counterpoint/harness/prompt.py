@@ -10,7 +10,16 @@ from msgspec import UNSET, Raw
 from counterpoint.harness.run import Run
 from counterpoint.policies import Observation, Shown
 from counterpoint.provenance import Labelled, spoken, wrap
-from counterpoint.schema import Act, AnyEvent, Observe, Source, Spawn, ToolCall, ToolResult
+from counterpoint.schema import (
+    Act,
+    AnyEvent,
+    Observe,
+    Source,
+    Spawn,
+    ToolCall,
+    ToolResult,
+    content_of,
+)
 from counterpoint.spelling import Payload, freeze, thaw
 
 
@@ -77,12 +86,6 @@ def _turn(run: Run, event: AnyEvent, reader: str) -> Shown:
 
 def said_by(run: Run, event: AnyEvent) -> Any:
     """The content of an event, taken from its act where it names only a span of the text."""
-    own = event.arguments if isinstance(event, ToolCall) else getattr(event, "content", None)
-    span = getattr(event, "span", None)
-    if own is not None or span is None:
-        return own
-    for link in event.causes:
-        act = run.events[link.seq]
-        if link.kind == "authorizes" and isinstance(act, Act):
-            return (act.text or "")[span[0] : span[1]]
-    return None
+    if isinstance(event, ToolCall):
+        return event.arguments
+    return content_of(event, run.events)
