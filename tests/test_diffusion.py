@@ -17,14 +17,14 @@ from counterpoint.harness import rollout
 from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive import value_of
 from counterpoint.spelling import Refused
-from counterpoint.study import (
+from counterpoint.study import study
+from counterpoint.study.diffusion import (
     additive_ratio,
     all_runs,
     closed,
     density,
     listed_correlation,
     listed_ratio,
-    study,
 )
 from little_envs import Doors
 
@@ -158,7 +158,7 @@ def test_the_study_writes_a_page(tmp_path):
     assert isinstance(CliRunner().invoke(app, arguments).exception, Refused)
 
 
-def test_an_unknown_study_is_refused():
+def test_an_unknown_study_is_refused(tmp_path):
     """With the list of those there are."""
     with pytest.raises(Refused, match="no study 'osmosis'; the studies are diffusion"):
-        study("osmosis")
+        study("osmosis", tmp_path)

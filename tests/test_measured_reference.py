@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from counterpoint.study import COLUMNS, REFERENCE, reference, reference_table
+from counterpoint.study.reference import COLUMNS, REFERENCE, reference, reference_table
 
 PUBLISHED = {
     "K=2 additive": {"grpo": 0.69, "c3_4": 0.73, "c3_16": 0.91, "coma": 0.96, "shapley": 0.68},
@@ -26,11 +26,11 @@ def test_the_reference_figures_are_met_within_sampling_error():
 
 
 @pytest.mark.slow
-def test_the_reference_study_runs_and_orders_the_methods():
+def test_the_reference_study_runs_and_orders_the_methods(tmp_path):
     """Two seeds: every figure within .08 of its reference, C3 with sixteen siblings above C3 with
     four, above GRPO but for noise, and draws that are shared better than draws that are not.
     """
-    found = reference(quick=True)
+    found = reference(tmp_path, quick=True)
     assert [row["game"] for row in found.rows] == list(REFERENCE)
     for row in found.rows:
         assert set(row) == {"game", *COLUMNS, *(f"{name}_±" for name in COLUMNS)}

@@ -10,11 +10,12 @@ import errno
 import os
 import sys
 
-from counterpoint.cli import render
-from counterpoint.cli.branching import app
+# In the order in which `--help` lists their commands.
+from counterpoint.cli import traces, weigh, play, pages, render  # isort: skip
+from counterpoint.cli.options import app
 from counterpoint.spelling import Refused
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "pages", "play", "traces", "weigh"]
 
 
 def main() -> None:
