@@ -1,0 +1,69 @@
+"""What every command shares: the application, the words for its options, and how they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from counterpoint.cli import render
+from counterpoint.formats import read
+from counterpoint.policies.tabular import Softmax
+from counterpoint.schema import Finding, Trace
+from counterpoint.targets import load_target
+
+app = typer.Typer(
+    help="Who earned the reward, in a run of a team of agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Traces = Annotated[Path, typer.Argument(help="A trace file, a folder of them, or a glob.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Every = Annotated[bool, typer.Option("-v", help="Show every finding, not the first twenty.")]
+Out = Annotated[Path | None, typer.Option("-o", help="Write to this file.")]
+Append = Annotated[bool, typer.Option("--append", help="Add to the end of an existing file.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Format = Annotated[str | None, typer.Option(help="Foreign format to read; default: our own.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="An option of the method, NAME=VALUE.")
+]
+
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Python's spelling of what JSON calls otherwise."""
+
+
+def options_of(settings: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is JSON where it can be, else text."""
+    options: dict[str, Any] = {}
+    for setting in settings or ():
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set takes NAME=VALUE, not {setting!r}")
+        text = _PYTHON.get(text, text)
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+def policy_of(name: str) -> Any:
+    """A policy for all roles: a uniform table, a saved one, or what a file of yours makes."""
+    if name == "uniform":
+        return Softmax()
+    return load_target(name) if ".py:" in name else Softmax.load(name)
+
+
+def read_traces(path: Path, format_: str | None = None) -> Iterator[Trace]:
+    """Read traces and say how many lines could not be read."""
+    found: list[Finding] = []
+    yield from read(path, format_, findings=found)
+    if found:
+        render.note(f"{len(found)} lines could not be read; `counterpoint validate` names them")

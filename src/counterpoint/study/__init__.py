@@ -1,0 +1,26 @@
+"""Studies: a question, the figures that answer it, and a page to read them on.
+
+A study gets a folder, which it may fill, and gives a page; `quick` takes fewer draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from counterpoint.report import Page
+from counterpoint.save import folder
+from counterpoint.spelling import Refused
+from counterpoint.study.diffusion import diffusion
+from counterpoint.study.reference import reference
+
+STUDIES: dict[str, Callable[[Path, bool], Page]] = {"diffusion": diffusion, "reference": reference}
+"""Every study by name."""
+
+
+def study(name: str, out: Path, quick: bool = False) -> Page:
+    """Run a study by its name in `STUDIES`. Raises Refused if there is none."""
+    if name not in STUDIES:
+        raise Refused(f"there is no study {name!r}; the studies are {', '.join(STUDIES)}")
+    folder(out)
+    return STUDIES[name](out, quick)
