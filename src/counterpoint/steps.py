@@ -19,6 +19,7 @@ from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.quality import Quality, from_rows, tabled
 from counterpoint.schema import LateReward, Trace
 from counterpoint.spelling import Refused
+from counterpoint.tokens import Tokens
 from counterpoint.turns import turns
 from counterpoint.units import TOGETHER, Units, units_of
 
@@ -79,6 +80,7 @@ class Steps:
         event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
         descends: which rewards descend from which row; see `descent.Descent`.
         quality: what is known of each agent's own work; see `quality.Quality`.
+        tokens: what models were fed and wrote, where traces stored it; see `tokens.Tokens`.
         parts: the parts of the turns, where they came from traces; `units` gives them.
         counts: what was left out while the rows were made.
     """
@@ -109,6 +111,7 @@ class Steps:
     value_high: Floats | None = None
     descends: Descent | None = None
     quality: Quality | None = None
+    tokens: Tokens | None = None
     parts: Mapping[str, Units] = field(default_factory=dict)
     names: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -379,6 +382,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         quality=_quality(given, rollout, agent, names["agent"], counts),
         descends=_descends(given.get("descends"), reward, rollout, step),
         parts=given.get("parts", {}),
+        tokens=given.get("tokens"),
         segment_start=flags("segment_start", given, n) if "segment_start" in given else None,
         names=names,
         counts=counts,

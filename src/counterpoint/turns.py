@@ -11,12 +11,14 @@ from counterpoint.descent import Descent, Paid, descends, gap, joined
 from counterpoint.quality import Scored, scored
 from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
 from counterpoint.spelling import Refused
+from counterpoint.tokens import tokens_of, written
 from counterpoint.units import PARTS, Part, packed, parts_of
 
 
 class Turn(NamedTuple):
     """One act on its way into the table."""
 
+    act: Act
     seq: int
     agent: str
     role: str
@@ -106,10 +108,11 @@ def _judges(trace: Trace, late: list[LateReward], channel: str) -> bool:
 
 def _given(columns: dict[str, list[Any]]) -> dict[str, Any]:
     """The columns that say anything, and where each row came from."""
-    given: dict[str, Any] = {k: v for k, v in columns.items() if k not in ("seq", "trace")}
+    given: dict[str, Any] = {k: v for k, v in columns.items() if k not in ("act", "seq", "trace")}
     for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action"):
         if all(v is None for v in given[name]):
             del given[name]
+    given["tokens"] = tokens_of(columns["act"])
     given["event"] = list(zip(columns["trace"], columns["seq"], strict=True))
     return given
 
@@ -128,8 +131,10 @@ def _rows(trace: Trace) -> list[Turn]:
             shown = seen.pop(event.agent, None)
             anchor, state = (shown.anchor, shown.state_digest) if shown else (None, None)
             tokens = event.token_ids or event.logprobs
+            size = written(tokens, event.mask) if tokens else event.tokens_out or 0
             rows.append(
                 Turn(
+                    act=event,
                     seq=event.seq,
                     agent=event.agent,
                     role=roles.get(event.agent, event.agent),
@@ -138,7 +143,7 @@ def _rows(trace: Trace) -> list[Turn]:
                     value=event.value,
                     logprob=math.fsum(event.logprobs) if event.logprobs else None,
                     mask=event.trainable,
-                    n_tokens=len(tokens) if tokens else event.tokens_out or 0,
+                    n_tokens=size,
                     time=event.t_start,
                     valid=bool(event.items) or not parsed,
                     menu=_labels(shown) if shown else None,

@@ -304,14 +304,16 @@ def turn_of(role: str, given: Any, most_bytes: int) -> Output:
             break
     ids = _plain(role, "token_ids", output.token_ids, int)
     logprobs = _plain(role, "logprobs", output.logprobs, float)
-    if ids is not None and logprobs is not None and len(ids) != len(logprobs):
-        raise Refused(f"the policy of {role} gives {len(ids)} tokens {len(logprobs)} logprobs")
+    mask = _plain(role, "mask", output.mask, bool)
+    for what, given in (("logprobs", logprobs), ("mask", mask)):
+        if ids is not None and given is not None and len(ids) != len(given):
+            raise Refused(f"the policy of {role} gives {len(ids)} tokens a {what} of {len(given)}")
     if any(not -math.inf < logprob <= 0 for logprob in logprobs or ()):
         raise Refused(f"the policy of {role} gives a logprob that is no finite number up to 0")
     if output.value is not None and not _is_number(output.value):
         raise Refused(f"the policy of {role} gives the value {output.value!r:.80}, no number")
     value = None if output.value is None else float(output.value)
-    return Output(said, items, ids, logprobs, value)
+    return Output(said, items, ids, logprobs, value, mask)
 
 
 def over(text: str, most_bytes: int) -> bool:

@@ -27,7 +27,7 @@ from counterpoint.harness.contract import (
 from counterpoint.harness.effects import answer, blocked, effect
 from counterpoint.harness.prompt import new_turns, observation_of
 from counterpoint.harness.run import Run, environment, made, turn_edge
-from counterpoint.policies import Observation, Output, Policy, described
+from counterpoint.policies import Observation, Output, Policy, described, sizes
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
     Act,
@@ -173,6 +173,7 @@ def _act(run: Run, seen: Observe) -> AnyEvent:
     observation = observation_of(run, seen)
     draws = run.draws("policy", seen.agent, run.world.agents[seen.agent].acts, seen.seq)
     output = turn_of(role, policy(observation, menu, draws), run.limits["item_bytes"])
+    tokens_out, tokens_in = sizes(output)
     event = made(
         run,
         Act,
@@ -182,9 +183,11 @@ def _act(run: Run, seen: Observe) -> AnyEvent:
         items=_items(run, policy, observation, seen, output),
         token_ids=output.token_ids,
         logprobs=output.logprobs,
+        mask=output.mask,
         policy_version=described(policy, "version"),
         value=output.value,
-        tokens_out=len(output.token_ids or output.text.split()),
+        tokens_out=tokens_out,
+        tokens_in=tokens_in,
         trainable=bool(described(policy, "trainable")),
     )
     run.said = (cast(Act, event), output.text)

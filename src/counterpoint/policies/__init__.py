@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from counterpoint.schema import Item
 from counterpoint.streams import Draws
+from counterpoint.tokens import written
 
 
 class Shown(NamedTuple):
@@ -48,7 +49,9 @@ class Observation(NamedTuple):
 class Output(NamedTuple):
     """A turn. With `items` (an endpoint's tool calls) the text is never parsed.
 
-    Items name no declined decisions (`no_message`): the harness adds those.
+    Items name no declined decisions (`no_message`): the harness adds those. `token_ids` are all
+    that a model was fed and wrote in this turn; `mask` is True on what it wrote, and left out where
+    it wrote them all. `logprobs` are 0 where it wrote nothing.
     """
 
     text: str
@@ -56,6 +59,17 @@ class Output(NamedTuple):
     token_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     value: float | None = None
+    mask: Sequence[bool] | None = None
+
+
+def sizes(output: Output) -> tuple[int, int | None]:
+    """Tokens that a turn wrote, and those that were fed, None where the output does not say.
+
+    Words count where there are no tokens.
+    """
+    ids = output.token_ids or output.text.split()
+    out = written(ids, output.mask)
+    return out, None if output.mask is None else len(ids) - out
 
 
 Menu = Mapping[str, str] | None

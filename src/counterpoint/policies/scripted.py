@@ -72,4 +72,4 @@ class Recorded:
             raise Refused(f"the trace holds {len(acts)} acts of {observation.agent}, no more")
         act = acts[observation.turn]
         items = tuple(item for item in act.items if item.verb not in _DECLINED)
-        return Output(act.text or "", items, act.token_ids, act.logprobs, act.value)
+        return Output(act.text or "", items, act.token_ids, act.logprobs, act.value, act.mask)

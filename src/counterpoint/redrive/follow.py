@@ -54,9 +54,8 @@ class Given:
             return Output("")
         items = [item for item in act.items if not item.verb.startswith("no_")]
         parsed = bool(items) and all(item.span is not None for item in items)
-        return Output(
-            act.text or "", None if parsed else items, act.token_ids, act.logprobs, act.value
-        )
+        said = None if parsed else items
+        return Output(act.text or "", said, act.token_ids, act.logprobs, act.value, act.mask)
 
     def human(self, observation: Observation, item: Item) -> bool:
         """The recorded answer."""

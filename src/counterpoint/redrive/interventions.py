@@ -117,8 +117,8 @@ def _acted(led: Led, change: Change) -> None:
     text, items = _turn(change, act)
     mark = _marked(led, change, replaces=act.seq)
     led.given.event = msgspec.structs.replace(
-        act, text_raw=freeze(text), items=items, token_ids=None, logprobs=None, value=None,
-        policy_version=None, trainable=False,
+        act, text_raw=freeze(text), items=items, token_ids=None, logprobs=None, mask=None,
+        value=None, policy_version=None, trainable=False,
     )  # fmt: skip
     event = next_event(led)
     led.emit(_given(led, msgspec.structs.replace(cast(Act, event), tokens_out=None), mark))

@@ -19,7 +19,7 @@ from counterpoint.envs import Env
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.harness import Run, next_event
 from counterpoint.policies import Menu as Legal
-from counterpoint.policies import Observation, Output, Policy, described
+from counterpoint.policies import Observation, Output, Policy, described, sizes
 from counterpoint.policies.grammar import parse
 from counterpoint.redrive.arms import begun, changed
 from counterpoint.redrive.follow import Team
@@ -115,9 +115,9 @@ class _Bill:
 
         def act(observation: Observation, legal: Legal, draws: Draws) -> str | Output:
             said = policy(observation, legal, draws)
-            text, ids = (said.text, said.token_ids) if isinstance(said, Output) else (said, None)
             self.passes += 1
-            self.tokens += len(ids or text.split())
+            written, fed = sizes(said if isinstance(said, Output) else Output(said))
+            self.tokens += written + (fed or 0)
             return said
 
         return act

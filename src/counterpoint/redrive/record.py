@@ -45,7 +45,7 @@ class Said(NamedTuple):
         """The turn as its policy gave it."""
         act = self.act
         items = tuple(item for item in act.items if not item.verb.startswith("no_"))
-        return Output(act.text or "", items, act.token_ids, act.logprobs, act.value)
+        return Output(act.text or "", items, act.token_ids, act.logprobs, act.value, act.mask)
 
 
 class Record:
