@@ -20,7 +20,7 @@ from counterpoint.games.plays import (
     gradient,
     play,
 )
-from counterpoint.games.proxies import PROXIES, proxies
+from counterpoint.games.proxies import PROXIES, judged, proxies
 from counterpoint.games.table import GAMES, Row, deal
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "every",
     "expected_gradient",
     "gradient",
+    "judged",
     "optimal_value",
     "play",
     "policy_gradient",
