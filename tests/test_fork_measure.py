@@ -7,7 +7,8 @@ import pytest
 
 from counterpoint.branches import KEEP, NULL, RESAMPLE, Spent
 from counterpoint.credit import check_replay, estimate
-from counterpoint.credit.protocols import Account, Replay
+from counterpoint.credit.account import Account
+from counterpoint.credit.protocols import Replay
 from counterpoint.envs import ENVS, make
 from counterpoint.harness import rollout
 from counterpoint.policies.tabular import Softmax

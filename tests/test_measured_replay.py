@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from counterpoint.branches import KEEP, NULL, RESAMPLE, Branches, Spent
-from counterpoint.credit.protocols import Account, Adapted, Replay, needed, places, price
+from counterpoint.credit.account import Account, price
+from counterpoint.credit.protocols import Adapted, Replay, needed, places
 from counterpoint.credit.replayed import c3, coma, loo
 from counterpoint.credit.replayed_contract import check_replay
 from counterpoint.games import GAMES, action_values, deal, play, values

@@ -1,5 +1,6 @@
 """The scales: functions from Steps to Credit, the table of them, and what checks them."""
 
+from counterpoint.credit.account import Account, price
 from counterpoint.credit.agreement import Agreement, score
 from counterpoint.credit.anchored import gigpo
 from counterpoint.credit.blame import blame
@@ -12,7 +13,6 @@ from counterpoint.credit.grouped import grpo, rloo
 from counterpoint.credit.hierarchy import hiper
 from counterpoint.credit.identify import Unidentified, identify
 from counterpoint.credit.orchestration import aggregate, communicate, delegate, spawn, stop
-from counterpoint.credit.protocols import Account, price
 from counterpoint.credit.replayed import at_grpo, c3, coma, loo, treemem
 from counterpoint.credit.replayed_contract import check_replay
 from counterpoint.credit.replayed_shapley import shapley

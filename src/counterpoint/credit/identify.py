@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from counterpoint import groups
-from counterpoint.credit.protocols import Harness, Prices, Replay, places
+from counterpoint.credit.account import Prices
+from counterpoint.credit.protocols import Harness, Replay, places
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
