@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from counterpoint import groups
 from counterpoint.groups import Ints
 from counterpoint.ledger import Credit
 from counterpoint.schema import Act, CreditEntry, Target, Trace
@@ -86,10 +87,23 @@ def read_entries(path: str | Path) -> list[CreditEntry]:
     return found
 
 
-def matched(
-    one: Iterable[CreditEntry], other: Iterable[CreditEntry]
-) -> tuple[Credit, Credit, dict[str, int]]:
-    """Two credit files as two Credits over the units that both hold, and how many only one holds.
+class Matched(NamedTuple):
+    """Two credit files over the units that both hold.
+
+    Attributes:
+        one, other: the credit in either.
+        run: (units,) code of the run of each.
+        unmatched: how many units only one of them holds.
+    """
+
+    one: Credit
+    other: Credit
+    run: Ints
+    unmatched: dict[str, int]
+
+
+def matched(one: Iterable[CreditEntry], other: Iterable[CreditEntry]) -> Matched:
+    """Lay two credit files side by side, unit by unit.
 
     Raises:
         Refused: a file holds several methods or one unit twice, or they have no unit in common.
@@ -102,7 +116,9 @@ def matched(
         "only_in_first": len(first) - len(common),
         "only_in_second": len(second) - len(common),
     }
-    return _credit([first[k] for k in common]), _credit([second[k] for k in common]), unmatched
+    run, _ = groups.encode_labels([digest for digest, _, _ in common])
+    ours, theirs = (_credit([lines[key] for key in common]) for lines in (first, second))
+    return Matched(ours, theirs, run, unmatched)
 
 
 def _by_unit(lines: Iterable[CreditEntry]) -> dict[tuple[str, Target, str], CreditEntry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,21 +156,42 @@ def score_(
     rollouts: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts per group.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of game and plays.")] = 0,
     estimand: Annotated[str, typer.Option(help="Which exact credit.")] = "seqau",
+    bootstrap: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Draws behind an interval; 0 for none.")
+    ] = 200,
     settings: Settings = None,
     json_: Json = False,
 ) -> None:
     """Compare a method with exact credit on a game, or one credit file with another."""
     if Path(estimate_).is_file() and Path(against).is_file():
-        given, true, unmatched = matched(read_entries(estimate_), read_entries(against))
-        found: dict[str, Any] = {**score(given, true)._asdict(), **unmatched}
+        both = matched(read_entries(estimate_), read_entries(against))
+        agreement = score(both.one, both.other, rollout=both.run, bootstrap=bootstrap, seed=seed)
+        found: dict[str, Any] = {**agreement._asdict(), **both.unmatched}
     else:
         game = deal(against, contexts=groups, seed=seed)
         plays = play(game, groups=groups, rollouts=rollouts, seed=seed)
         options = options_of(settings)
-        if estimate_ in METHODS and "replay" in METHODS[estimate_].needs:
-            options["replay"] = Rerun(plays)
+        if estimate_ in METHODS:
+            options |= dict.fromkeys(METHODS[estimate_].needs & {"replay", "policy"}, Rerun(plays))
         result = estimate(estimate_, plays.steps, **options)
         found = {"method": estimate_, "game": against, "seed": seed}
-        agreement = score(result, truth(plays, estimand), gradient=partial(gradient, plays))
-        found |= agreement._asdict()
-    render.as_json(found) if json_ else render.pairs(found)
+        found |= score(
+            result,
+            truth(plays, estimand),
+            gradient=partial(gradient, plays),
+            rollout=plays.steps.rollout,
+            group=plays.steps.group,
+            bootstrap=bootstrap,
+            seed=seed,
+        )._asdict()
+    if json_:
+        render.as_json(found)
+    else:
+        render.pairs(_lined(found))
+
+
+def _lined(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures with each interval on a line of its own."""
+    ends = found["intervals"].items()
+    lines = {f"95% of {name}": f"{low:.6g} to {high:.6g}" for name, (low, high) in ends}
+    return {**{name: value for name, value in found.items() if name != "intervals"}, **lines}
