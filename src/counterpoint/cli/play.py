@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from counterpoint.cli import render
 from counterpoint.cli.options import (
     Append,
+    Budgeted,
+    Changed,
     Force,
     Json,
     Out,
+    OwnEnv,
+    OwnPolicy,
+    Priced,
     Traces,
     app,
+    budget_of,
     options_of,
+    own_env,
     policy_of,
     read_traces,
 )
-from counterpoint.envs import Env, make
+from counterpoint.envs import make
+from counterpoint.formats import read
 from counterpoint.harness import Cast, attach, runs
 from counterpoint.recorder import Recorder
 from counterpoint.redrive import replay
@@ -30,7 +38,7 @@ from counterpoint.redrive.branches import Branches
 from counterpoint.redrive.continuations import at_of, diff
 from counterpoint.redrive.interventions import WAYS
 from counterpoint.save import save, trace_lines
-from counterpoint.schema import Header, Trace
+from counterpoint.schema import Finding, Trace
 from counterpoint.spelling import Refused
 
 
@@ -105,15 +113,11 @@ def fork_(
     streams: Annotated[
         Literal["branch", "parent"], typer.Option(help="Draws of each branch, or the record's.")
     ] = "branch",
-    env: Annotated[
-        str | None, typer.Option(help="file.py:Class, where the environment is your own.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="`uniform`, a table's file, or file.py:policy; all roles.")
-    ] = None,
-    allow_changed: Annotated[
-        bool, typer.Option("--allow-changed", help="Go on under others than the record's.")
-    ] = False,
+    env: OwnEnv = None,
+    policy: OwnPolicy = None,
+    allow_changed: Changed = False,
+    budget: Budgeted = None,
+    price: Priced = False,
     workers: Annotated[int, typer.Option(help="Processes that share the branches.")] = 1,
     out: Out = None,
     append: Append = False,
@@ -124,6 +128,8 @@ def fork_(
     if out is not None and out.exists() and not (append or force):
         raise Refused(f"{out} exists; choose another name, or say --append or --force")
     parent, known = _found(path, trace)
+    if append and out is not None and out.exists():
+        known |= _branches(out)
     arm = arm_of(
         parent,
         at_of(parent, at),
@@ -132,11 +138,16 @@ def fork_(
         seed=seed,
         streams=streams,
         level=level,
-        env=_own_env(env, parent.header),
+        env=own_env(env, parent.header),
         policies=None if policy is None else policy_of(policy),
         allow_changed=allow_changed,
     )
-    played = arm.played(n, workers, known, partial(render.progress, label="playing"))
+    if price:
+        cost = vars(arm.price(n))
+        render.as_json(cost) if json_ else render.pairs(cost)
+        return
+    watched = partial(render.progress, label="playing")
+    played = arm.played(n, workers, known, watched, budget_of(budget))
     if out is not None:
         new = [branch for branch in played.traces if branch.trace_id not in known]
         save(out, (line for branch in new for line in trace_lines(branch)), append=append,
@@ -172,17 +183,17 @@ def _found(path: Path, trace_id: str | None) -> tuple[Trace, dict[str, Trace]]:
     return chosen, {fork.trace_id: fork for fork in forks}
 
 
+def _branches(path: Path) -> dict[str, Trace]:
+    """The branches of a file that others will be added to. Refused if a line of it is torn."""
+    found: list[Finding] = []
+    branches = {t.trace_id: t for t in read(path, findings=found) if t.header.fork is not None}
+    if found:
+        raise Refused(f"{found[0]}; take the line out, and its branch is played again")
+    return branches
+
+
 def _named(path: Path, trace_id: str) -> Trace | None:
     return next((trace for trace in read_traces(path) if trace.trace_id == trace_id), None)
-
-
-def _own_env(name: str | None, header: Header) -> Env | None:
-    """The environment of a file of yours, with the options of the record."""
-    if name is None:
-        return None
-    config: Any = header.config
-    options = config.get("options") if isinstance(config, dict) else None
-    return make(name, **(options if isinstance(options, dict) else {}))
 
 
 def _shown(played: Branches) -> None:

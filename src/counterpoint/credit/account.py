@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from counterpoint.branches import RESAMPLE, Absence, Branches, Downstream, Menu, Spent
+from counterpoint.branchfile import Key
 from counterpoint.credit.protocols import Replay, places
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
@@ -20,6 +21,16 @@ AT_ONCE = 64
 """Places that are asked for together where branches are kept elsewhere, so that few are lost if the
 process ends.
 """
+
+
+class Held(Protocol):
+    """Where branches are remembered: a dictionary, or a file (`branchfile.BranchFile`)."""
+
+    def get(self, key: Key, /) -> Branches | None:
+        """The branches of a question, if there are any."""
+
+    def __setitem__(self, key: Key, found: Branches, /) -> None:
+        """Keep them."""
 
 
 class Account:
@@ -49,16 +60,14 @@ class Account:
         steps: Steps,
         budget: Budget | None = None,
         *,
-        held: MutableMapping[Hashable, Branches] | None = None,
+        held: Held | None = None,
         named: Callable[[int], Hashable] = int,
     ) -> None:
-        unknown = set(budget or ()) - set(_CURRENCIES)
-        if unknown:
-            raise Refused(f"a budget is in {', '.join(_CURRENCIES)}, not {', '.join(unknown)}")
+        check_budget(budget or {})
         self._replay = replay
         self._prices = Prices(steps)
         self._budget = {name: (budget or {}).get(name, np.inf) for name in _CURRENCIES}
-        self._held: MutableMapping[Hashable, Branches] = {} if held is None else held
+        self._held: Held = {} if held is None else held
         self._at_once = None if held is None else AT_ONCE
         self._named = named
         self.spent = Spent()
@@ -88,7 +97,7 @@ class Account:
                 downstream=downstream,
             )  # fmt: skip
 
-        keys: list[Hashable] = [
+        keys: list[Key] = [
             ("branch", self._named(run_), seq, act, each, seed, downstream)
             for (run_, seq), act in zip(places.tolist(), action.tolist(), strict=True)
         ]
@@ -116,7 +125,7 @@ class Account:
             )  # fmt: skip
 
         gone = [frozenset(np.flatnonzero(~row).tolist()) for row in present]
-        keys: list[Hashable] = [
+        keys: list[Key] = [
             (
                 "absent",
                 self._named(run_),
@@ -131,7 +140,7 @@ class Account:
 
     def _answered(
         self,
-        keys: list[Hashable],
+        keys: list[Key],
         price: Floats,
         run: Callable[[Ints, int, int], Branches],
         start: int,
@@ -152,19 +161,20 @@ class Account:
             exact=all(found is None or found.exact for found in out),
         )
 
-    def _missing(self, keys: list[Hashable], end: int) -> list[tuple[int, Ints]]:
+    def _missing(self, keys: list[Key], end: int) -> list[tuple[int, Ints]]:
         """Keys that have fewer than `end` branches, each once, by how many they have."""
         first = {key: row for row, key in reversed(list(enumerate(keys)))}
         short: dict[int, list[int]] = {}
         for key, row in first.items():
-            have = self._held[key].values.shape[1] if key in self._held else 0
+            known = self._held.get(key)
+            have = 0 if known is None else known.values.shape[1]
             if have < end:
                 short.setdefault(have, []).append(row)
         return [(have, np.sort(np.array(which))) for have, which in sorted(short.items())]
 
     def _run(
         self,
-        keys: list[Hashable],
+        keys: list[Key],
         price: Floats,
         run: Callable[[Ints, int, int], Branches],
         which: Ints,
@@ -186,7 +196,7 @@ class Account:
                 self._keep(keys[row], found, place)
             which = which[size:]
 
-    def _keep(self, key: Hashable, found: Branches, place: int) -> None:
+    def _keep(self, key: Key, found: Branches, place: int) -> None:
         old = self._held.get(key)
 
         def joined(name: str) -> Any:
@@ -217,6 +227,24 @@ def _column(found: list[Branches | None], name: str, width: range, missing: floa
 
 def _spent(amounts: Floats) -> Spent:
     return Spent(*(round(amount) for amount in amounts.tolist()))
+
+
+def check_budget(budget: Budget) -> None:
+    """Refuse a budget in what is not counted, or of less than nothing."""
+    for name, amount in budget.items():
+        if name not in _CURRENCIES:
+            raise Refused(f"a budget is in {', '.join(_CURRENCIES)}, not {name}")
+        if amount < 0:
+            raise Refused(f"a budget of {amount} {name} is less than nothing")
+
+
+def covered(budget: Budget, spent: Spent, each: Spent, most: int) -> int:
+    """How many branches of one price a budget still pays for, up to `most`."""
+    left: dict[str, int] = {name: amount - getattr(spent, name) for name, amount in budget.items()}
+    if min(left.values(), default=0) < 0:
+        return 0
+    prices: dict[str, int] = {name: getattr(each, name) for name in left}
+    return min([most, *(left[name] // price for name, price in prices.items() if price)])
 
 
 class Prices:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from counterpoint.branches import Spent
+from counterpoint.credit.account import Budget, check_budget, covered
 from counterpoint.envs import Env
 from counterpoint.harness import Cast, Run, attach, sealed
 from counterpoint.harness.workers import Job, spread
@@ -55,6 +56,7 @@ def fork(
     policies: Team | None = None,
     allow_changed: bool = False,
     workers: int = 1,
+    budget: Budget | None = None,
 ) -> Branches:
     """Go back to an event of a recorded run, do something to it, and play on to the end, n times.
 
@@ -92,6 +94,8 @@ def fork(
         allow_changed: also go on under an environment or policies that are not the record's. Their
             names then stand in the branches' headers and in `Branches.changed`.
         workers: processes that share the branches; their number changes no branch.
+        budget: the most to spend, by the names of `Spent`; as for a `credit.Account`. Branches that
+            it does not pay for are not played, and `notes` says how many.
 
     Raises:
         Refused: a trace that cannot be re-driven (imported, changed since it was sealed, a fork
@@ -111,7 +115,7 @@ def fork(
         policies=policies,
         allow_changed=allow_changed,
     )
-    return arm.played(n, workers)
+    return arm.played(n, workers, budget=budget)
 
 
 def arm_of(
@@ -223,17 +227,20 @@ class Arm:
         workers: int = 1,
         known: Mapping[str, Trace] = MappingProxyType({}),
         watched: Callable[[Iterator[Trace]], Iterator[Trace]] = iter,
+        budget: Budget | None = None,
     ) -> Branches:
         """Branches 0 … n − 1, in their order.
 
         Those that are `known` by their trace_id are not played again: it is a digest of the prefix,
         the intervention and the keys, and so names what would be played. `watched` passes the
-        others on as they end.
+        others on as they end. What the `budget` does not cover at the record's price is left out,
+        and noted.
 
         Raises:
             Refused: n or workers below 1; a known branch that is torn or was changed; with the
                 record's own draws, more than one branch where none can differ.
         """
+        check_budget(budget or {})
         for what, number in (("branches", n), ("workers", workers)):
             if number < 1:
                 raise Refused(f"{number} {what} play nothing; ask for 1 at least")
@@ -242,14 +249,10 @@ class Arm:
         headers = [self.header(number) for number in range(n)]
         held = [_whole(known[h.trace_id]) for h in headers if h.trace_id in known]
         found = {branch.trace_id: attach(branch, self._cast) for branch in held}
-        cached, spent, notes = len(found), Spent(), list[str]()
+        cached, notes = len(found), list[str]()
         missing = [header for header in headers if header.trace_id not in found]
-        if missing:
-            standing, spent = self._standing()
-            for trace in watched(self._shared(standing, missing, workers, notes)):
-                found[trace.trace_id] = attach(trace, self._cast)
-                whole = (*standing.run.events[: self.begin], *trace.events)
-                spent += cost(whole, len(standing.run.events), standing.run.specs)
+        new, spent = self._paid(missing, workers, watched, budget or {}, notes)
+        found |= {branch.trace_id: attach(branch, self._cast) for branch in new}
         return Branches(
             parent=self.stage.trace,
             seq=self.change.event.seq,
@@ -262,6 +265,45 @@ class Arm:
             changed=self.stage.changed,
             notes=tuple(notes),
         )
+
+    def _paid(
+        self,
+        missing: list[Header],
+        workers: int,
+        watched: Callable[[Iterator[Trace]], Iterator[Trace]],
+        budget: Budget,
+        notes: list[str],
+    ) -> tuple[list[Trace], Spent]:
+        """The branches that are not there and that the budget pays for, and what they cost."""
+        made, spent = list[Trace](), Spent()
+        if missing and covered(budget, self._lead, self._each, 1):
+            standing, spent = self._standing()
+            while size := covered(budget, spent, self._each, len(missing)):
+                for trace in watched(self._shared(standing, missing[:size], workers, notes)):
+                    made.append(trace)
+                    whole = (*standing.run.events[: self.begin], *trace.events)
+                    spent += cost(whole, len(standing.run.events), standing.run.specs)
+                missing = missing[size:]
+        if missing:
+            notes.append(f"the budget is spent: {len(missing)} branches are left out")
+        return made, spent
+
+    def price(self, n: int) -> Spent:
+        """What n branches would cost if each were as long as the record is from there on."""
+        amounts = zip(vars(self._lead).values(), vars(self._each).values(), strict=True)
+        return Spent(*(lead + n * each for lead, each in amounts))
+
+    @property
+    def _lead(self) -> Spent:
+        """What leading the run along its record to the fork costs."""
+        before = self.stage.events[: self.begin]
+        return cost(before, 0, self.stage.env.tools(), policies=False)
+
+    @property
+    def _each(self) -> Spent:
+        """What the record from the fork on costs: of an act that is put in, no pass."""
+        since = self.begin if self.change.do == "resample" else self.change.event.seq + 1
+        return cost(self.stage.events, since, self.stage.env.tools())
 
     @property
     def _cast(self) -> Cast:

@@ -7,7 +7,7 @@ methods ask for thousands of them; `fork` gives those that can be looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from counterpoint.redrive.follow import Team
 from counterpoint.redrive.interventions import NOTHING, planned
 from counterpoint.redrive.record import Record, Said, sight
 from counterpoint.redrive.standing import Standing, asked_at, cost, go_on, snapshot, staged, twin
-from counterpoint.schema import Act, Trace
-from counterpoint.spelling import Refused
+from counterpoint.schema import Act, Trace, header_digest
+from counterpoint.spelling import CANONICAL, Refused, digest_of
 from counterpoint.streams import Domain, Draws, Keys, branch_key, key_at
 from counterpoint.vocabulary import DECISIONS
 
@@ -171,6 +171,7 @@ class Branching:
         policies: as in `fork`.
         null: what an agent says that does nothing: a text, or one for each role.
         allow_changed: as in `fork`.
+        watched: passes the places on that are played from, as they are.
 
     Raises:
         Refused: as `fork`, when a run is first asked for.
@@ -184,9 +185,11 @@ class Branching:
         *,
         null: str | Mapping[str, str] = NOTHING,
         allow_changed: bool = False,
+        watched: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> None:
         self._traces = list(traces)
         self._given = env, policies, allow_changed
+        self._watched = watched
         self._null = null
         self._records: dict[int, Record] = {}
 
@@ -225,7 +228,8 @@ class Branching:
         values = np.full((len(places), n, each), np.nan)
         drawn = np.full((len(places), n), -1, dtype=np.int64)
         bill, calls, exact = _Bill(), Spent(), True
-        for row in np.lexsort((places[:, 1], places[:, 0])).tolist():  # no run is led twice
+        order = np.lexsort((places[:, 1], places[:, 0]))  # no run is led twice
+        for row in self._watched(order.tolist()):
             record, said = self._at(*places[row].tolist())
             exact &= _exact(record)
             before = record.along.spent
@@ -259,7 +263,7 @@ class Branching:
         """As `credit.protocols.Replay.absent`; every coalition of a run meets the same draws."""
         values = np.full((len(runs), n), np.nan)
         bill, calls, exact = _Bill(), Spent(), True
-        for row, number in enumerate(runs.tolist()):
+        for row, number in enumerate(self._watched(runs.tolist())):
             record = self._record(number)
             exact &= _exact(record)
             before = record.along.spent
@@ -277,6 +281,14 @@ class Branching:
                 calls += made
             calls += _since(record, before)
         return Branches.of(values, calls + Spent(0, bill.passes, bill.tokens), exact=exact)
+
+    def named(self, run: int) -> str:
+        """Digest of all that decides the branches of a run but the question: its whole record, the
+        environment and the policies that go on, and what an agent says that does nothing.
+        """
+        stage = self._record(run).stage
+        parts = [stage.trace.digest, header_digest(stage.header).hex(), self._null]
+        return digest_of(CANONICAL.encode(parts)).hex()
 
     # -- parts of both ---------------------------------------------------------------------------
 
