@@ -55,6 +55,18 @@ def test_within_equals_a_dummy_for_every_group():
     np.testing.assert_allclose(got, slow, atol=1e-10)
 
 
+@pytest.mark.parametrize("largest", [1, 9, 6000])
+def test_groups_that_lie_one_after_the_other_are_centred_like_others(largest):
+    """Sorted rows are centred block by block: the same as the mean of each group taken off it,
+    for groups of one, small ones, and some larger than a block.
+    """
+    rng = np.random.default_rng(largest)
+    group = np.repeat(np.arange(40), rng.integers(1, largest + 1, size=40))
+    x = rng.normal(size=(len(group), 3)) + group[:, None]
+    want = np.concatenate([x[group == g] - x[group == g].mean(axis=0) for g in range(40)])
+    np.testing.assert_allclose(within(group, x, 40), want, atol=1e-12)
+
+
 def test_ridge_by_hand():
     """x̃ = ±1, ỹ = ±3 in one group: Σx̃² = 2, Σx̃ỹ = 6, D = 1, so β = 6/(2 + 2λ), 2 for λ = ½."""
     X, y = np.array([[1.0], [-1.0]]), np.array([3.0, -3.0])
