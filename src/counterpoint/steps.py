@@ -41,7 +41,7 @@ _NEEDS = {
     "own",
 }
 _FLOAT = ("value", "value_high", "logprob", "logprob_new", "step_return", "time")
-_LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu")
+_LABEL = ("group", "task", "agent", "role", "anchor", "state_digest", "menu", "version")
 _PLAIN = ("rollout", "step", "reward", "outcome", "mask", "n_tokens", "valid", "env_step")
 _LATER = ("segment_start", "event", "action", "descends")
 _QUALITY = ("quality", "verifiable", "error_rate", "depends")
@@ -77,6 +77,7 @@ class Steps:
         state_digest: code of the full state, to see which anchors alias; −1 where missing.
         menu: code of the labels that could be chosen from; −1 where nothing was prescribed.
         action: index of the chosen label in the menu, −1 where none was chosen.
+        version: code of the policy's version when it acted; −1 where nobody said.
         event: (rows, 2) index of the trace and `seq` of the act, or None for columns.
         descends: which rewards descend from which row; see `descent.Descent`.
         quality: what is known of each agent's own work; see `quality.Quality`.
@@ -107,6 +108,7 @@ class Steps:
     event: Ints | None = None
     menu: Ints | None = None
     action: Ints | None = None
+    version: Ints | None = None
     segment_start: Bools | None = None
     value_high: Floats | None = None
     descends: Descent | None = None
@@ -377,6 +379,7 @@ def _assemble(given: dict[str, Any], n: int, counts: dict[str, int]) -> Steps:
         anchor=optional_labels("anchor"),
         state_digest=optional_labels("state_digest"),
         menu=optional_labels("menu"),
+        version=optional_labels("version"),
         action=chosen(given["action"]) if "action" in given else None,
         event=events(given["event"]) if "event" in given else None,
         quality=_quality(given, rollout, agent, names["agent"], counts),

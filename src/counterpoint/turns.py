@@ -32,6 +32,7 @@ class Turn(NamedTuple):
     valid: bool
     menu: tuple[str, ...] | None
     action: int | None
+    version: str | None
 
 
 def turns(
@@ -109,7 +110,7 @@ def _judges(trace: Trace, late: list[LateReward], channel: str) -> bool:
 def _given(columns: dict[str, list[Any]]) -> dict[str, Any]:
     """The columns that say anything, and where each row came from."""
     given: dict[str, Any] = {k: v for k, v in columns.items() if k not in ("act", "seq", "trace")}
-    for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action"):
+    for name in ("anchor", "state_digest", "value", "logprob", "time", "menu", "action", "version"):
         if all(v is None for v in given[name]):
             del given[name]
     given["tokens"] = tokens_of(columns["act"])
@@ -148,6 +149,7 @@ def _rows(trace: Trace) -> list[Turn]:
                     valid=bool(event.items) or not parsed,
                     menu=_labels(shown) if shown else None,
                     action=_chosen(shown, event) if shown else None,
+                    version=event.policy_version,
                 )
             )
     return rows
