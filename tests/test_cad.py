@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from counterpoint import Softmax, Steps, make, rloo, rollout
+from counterpoint import Softmax, Steps, Trace, make, rloo, rollout
 from counterpoint.credit.cad import cad_grpo
 from counterpoint.games import (
     Plays,
@@ -23,6 +23,7 @@ from counterpoint.games import (
 )
 from counterpoint.games.proxies import proxies
 from counterpoint.ledger import Credit
+from counterpoint.report import about_runs
 from counterpoint.spelling import Refused
 from qualities import earlier, own_act, with_quality
 
@@ -447,9 +448,24 @@ def test_unscored_masked_and_lone_rollouts():
 
 
 @pytest.fixture(scope="module")
-def research() -> Steps:
-    traces = rollout(make("research-v0"), Softmax(), groups=8, rollouts=6, seed=0)
-    return Steps.from_traces(traces)
+def played() -> list[Trace]:
+    return rollout(make("research-v0"), Softmax(), groups=8, rollouts=6, seed=0)
+
+
+@pytest.fixture(scope="module")
+def research(played) -> Steps:
+    return Steps.from_traces(played)
+
+
+def test_the_page_shows_what_each_quality_is_worth_and_the_gate(played):
+    """A row and a bar for both agents with the numbers of the credit, and the gate's decision."""
+    text = about_runs(played, ["cad_grpo"]).html
+    said = cad_grpo(Steps.from_traces(played), gate=True).diagnostics
+    for player, numbers in said["coefficients"].items():
+        assert f"<td>{player}</td>" in text
+        assert f"{numbers['beta']:.4g}" in text
+    decision = "accepts" if said["gate"]["accepted"] else "refuses"
+    assert f"The gate {decision} it" in text
 
 
 def test_quality_of_a_recorded_run(research):

@@ -52,6 +52,9 @@ SIGNALS: dict[str, dict[str, Any]] = {
 }
 """The four signals that are compared, and the options that differ from their defaults."""
 
+JUDGED: dict[str, dict[str, Any]] = {"cad_grpo": {"gate": True}}
+"""A page also says whether to believe a regression."""
+
 MEANING = (
     "The estimand is the question that a number answers: “outcome” asks how good the whole run "
     "was, “anchor” how good the turn was among turns in the same state. The effective sample size "
@@ -139,23 +142,76 @@ def about_runs(
     counted = {"runs": checked.traces, "events": checked.events, **checked.counts}
     totals = Counter(finding.rule for finding in checked.findings)
     sections = [
-        Section("Runs", _first(len(traces)), [_facts(trace) for trace in traces[:RUNS_LISTED]]),
+        Section("Credit", " ".join([MEANING, *refused]), rows),
+        *(regression_of(name, credit) for name, credit in results.items() if _regressed(credit)),
+        *_busiest_run(steps, results),
         Section("Counted", rows=[{"what": k, "number": n} for k, n in counted.items() if n]),
         Section("Findings by rule", rows=[{"rule": r, "findings": n} for r, n in totals.items()]),
-        Section("Credit", " ".join([MEANING, *refused]), rows),
+        Section("Runs", _first(len(traces)), [_facts(trace) for trace in traces[:RUNS_LISTED]]),
     ]
-    sections = [section for section in sections if section.rows or section.heading == "Credit"]
-    if any(np.nan_to_num(credit.values).any() for credit in results.values()):
-        rollout = busiest(steps, results)
-        name = steps.names["rollout"][rollout]
-        sections.append(
-            Section(
-                "The run in which turns differ most",
-                svg=turns_figure(steps, results, rollout),
-                caption=f"Credit of every turn of trace {name}; colours are agents.",
-            )
-        )
+    sections = [section for section in sections if section.rows or section.text or section.svg]
     return Page(page("Who earned the reward", sections), rows)
+
+
+def _busiest_run(steps: Steps, results: Mapping[str, Credit]) -> list[Section]:
+    """A picture of one run, unless nobody earned anything."""
+    if not any(np.nan_to_num(credit.values).any() for credit in results.values()):
+        return []
+    rollout = busiest(steps, results)
+    name = steps.names["rollout"][rollout]
+    svg = turns_figure(steps, results, rollout)
+    caption = f"Credit of every turn of trace {name}; colours are agents."
+    return [Section("The run in which turns differ most", svg=svg, caption=caption)]
+
+
+def _regressed(credit: Credit) -> bool:
+    return bool(credit.diagnostics.get("coefficients"))
+
+
+def regression_of(name: str, credit: Credit) -> Section:
+    """What a regression on proxies says of each agent's quality, and what the gate says of it."""
+    said = credit.diagnostics
+    proxies = {str(proxy["player"]): proxy for proxy in said["proxies"]}
+    rows = [
+        {
+            "player": player,
+            "quality": proxies[player]["channel"],
+            "checked": proxies[player]["check"],
+            **numbers,
+        }
+        for player, numbers in said["coefficients"].items()
+    ]
+    text = (
+        "β is how much the team's outcome rises with one unit of an agent's own quality, among "
+        "runs of one task; the bar is its 95 % interval. A bar across zero says that this quality "
+        f"explains nothing here. {_gate_said(said.get('gate'))}"
+    )
+    return Section(f"{name}: what each quality is worth", text, rows, _bars(rows), "β by agent.")
+
+
+def _gate_said(gate: Mapping[str, Any] | None) -> str:
+    if gate is None:
+        return ""
+    if gate["accepted"]:
+        return "The gate accepts it."
+    return f"The gate refuses it: {'; '.join(gate['reasons'])}. Use {gate['recommended']}."
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
+    known = [row for row in rows if math.isfinite(row["beta"])]
+    if not known:
+        return ""
+
+    def draw(axes: Any) -> None:
+        ax, place = axes[0, 0], range(len(known))
+        beta = np.array([row["beta"] for row in known])
+        reach = np.array([[b - r["low"], r["high"] - b] for b, r in zip(beta, known, strict=True)])
+        ax.errorbar(beta, place, xerr=np.nan_to_num(np.abs(reach)).T, fmt="o", capsize=3)
+        ax.axvline(0, color="#57606a", linewidth=0.6)
+        ax.set_yticks(place, [row["player"] for row in known])
+        ax.set_xlabel("β")
+
+    return figure(1, 1, draw, height=0.5 + 0.3 * len(known))
 
 
 def _first(runs: int) -> str:
@@ -175,7 +231,7 @@ def try_all(steps: Steps, methods: Sequence[str]) -> tuple[dict[str, Credit], li
     for name in methods:
         try:
             options = SIGNALS.get(name, {}) if steps.value is None else {}
-            results[name] = estimate(name, steps, **options)
+            results[name] = estimate(name, steps, **options, **JUDGED.get(name, {}))
         except Refused as refusal:
             refused.append(f"{name}: {refusal}.")
     return results, refused
