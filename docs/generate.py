@@ -30,7 +30,7 @@ from counterpoint.credit import METHODS, method
 from counterpoint.envs import ENVS
 from counterpoint.formats import FORMATS
 from counterpoint.games import GAMES
-from counterpoint.rows import verl_agent
+from counterpoint.rows import verl
 from counterpoint.targets import load_target
 from counterpoint.validate import COUNTS, RULES, across
 from counterpoint.vocabulary import DECISIONS, EDGES, FAMILIES, TRUST, UNITS
@@ -226,8 +226,7 @@ def formats(page: Path) -> str:
 def batch(page: Path) -> str:
     """Which column of a trainer's batch becomes which column of Steps."""
     rows = [
-        [f"`{its}`", f"`{ours}`", _yes(its in verl_agent.NEEDED)]
-        for its, ours in verl_agent.COLUMNS.items()
+        [f"`{its}`", f"`{ours}`", _yes(its in verl.NEEDED)] for its, ours in verl.COLUMNS.items()
     ]
     return table(["verl-agent", "Steps", "needed"], rows)
 

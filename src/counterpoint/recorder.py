@@ -212,6 +212,7 @@ class TraceRecorder(TraceLog):
         items: Sequence[Item] = (),
         token_ids: Any = None,
         logprobs: Any = None,
+        mask: Any = None,
         trainable: bool = True,
         value: float | None = None,
         policy_version: str | None = None,
@@ -226,8 +227,10 @@ class TraceRecorder(TraceLog):
                 (messages to it, results of its calls), marked `inferred:mailbox`.
             anchor: key of the state before the action, for methods that compare equal states.
             items: the parsed turn, if you parse it.
-            token_ids: the tokens of the text, any sequence or array.
-            logprobs: log-probability of each token, likewise.
+            token_ids: the tokens of the text, any sequence or array; with `mask`, what the model
+                was fed before it too.
+            logprobs: log-probability of each token, likewise; 0 on what it was fed.
+            mask: whether the policy wrote each token; left out, it wrote them all.
             trainable: whether the policy being trained wrote the text.
             value: a critic's estimate of the return from here.
             policy_version: which parameters acted.
@@ -244,6 +247,7 @@ class TraceRecorder(TraceLog):
             items=as_tuple(items),
             token_ids=as_tuple(token_ids),
             logprobs=as_tuple(logprobs),
+            mask=as_tuple(mask),
             policy_version=policy_version,
             value=value,
         )

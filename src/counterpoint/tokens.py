@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.schema import Act
+from counterpoint.spelling import Refused
 
 
 class Tokens(NamedTuple):
@@ -48,10 +49,21 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(acts: Sequence[Act]) -> Tokens | None:
-    """The tokens of acts in order, one row each; None where no act stored any."""
+    """The tokens of acts in order, one row each; None where no act stored any.
+
+    Raises:
+        Refused: a mask or log-probabilities of another length than their act's tokens (V09).
+    """
     held = [act.token_ids or () for act in acts]
     if not any(held):
         return None
+    for act in acts:
+        for what, beside in (("mask", act.mask), ("logprobs", act.logprobs)):
+            if act.token_ids and beside and len(beside) != len(act.token_ids):
+                raise Refused(
+                    f"trace {act.trace_id}, event {act.seq}: {len(act.token_ids)} token_ids stand "
+                    f"beside a {what} of {len(beside)}; `counterpoint validate` lists them all"
+                )
     size = np.array([len(ids) for ids in held], dtype=np.int64)
     total, nothing = int(size.sum()), float("nan")
     masks = (m for act, ids in zip(acts, held, strict=True) for m in act.mask or [True] * len(ids))

@@ -18,7 +18,7 @@ from counterpoint.formats import read
 from counterpoint.games import deal, gradient, play, truth
 from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
-from counterpoint.rows import difference, load_batch, save_batch
+from counterpoint.rows import ROWS, batch_of, difference, load_batch, save_batch
 from counterpoint.save import save
 from counterpoint.schema import Finding, LateReward, Trace
 from counterpoint.spelling import Refused
@@ -37,6 +37,9 @@ def credit(
     late: Annotated[Path | None, typer.Option("--late", help="A file of late rewards.")] = None,
     unit: Annotated[str, typer.Option(help=f"What carries it: {', '.join(UNITS)}.")] = "turn",
     how: Annotated[str, typer.Option(help="Of several turns: `mean` or `sum`.")] = "mean",
+    rows: Annotated[
+        str | None, typer.Option(help=f"Write a trainer's batch: {', '.join(ROWS)}.")
+    ] = None,
     out: Out = None,
     append: Append = False,
     force: Force = False,
@@ -59,6 +62,9 @@ def credit(
         if json_:
             render.as_json(unidentified.as_dict())
         raise
+    if rows:
+        _hand_out(rows, steps, results, options, out, force)
+        out = None
     units = {n: steps.units(unit if r.unit == "turn" else r.unit) for n, r in results.items()}
     if unit != "turn":
         results = {
@@ -112,6 +118,22 @@ def _estimates(
     return results, refused
 
 
+def _hand_out(
+    rows: str,
+    steps: Steps,
+    results: dict[str, Credit],
+    options: dict[str, Any],
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Write a trainer's batch with the advantages of the one method."""
+    if out is None or len(results) != 1:
+        raise Refused("a batch holds the advantages of one method; name one, and a file with -o")
+    ((name, result),) = results.items()
+    about = {"method": name, "params": parameters(name, options)}
+    save_batch(out, batch_of(rows, steps), result, about=about, force=force)
+
+
 def _keep(traces: Iterator[Trace], kept: list[Trace]) -> Iterator[Trace]:
     for trace in traces:
         kept.append(trace)
@@ -128,7 +150,8 @@ def _credit_batch(
     result = estimate(methods, batch.steps, **options)
     off = difference(batch, result)
     if out:
-        save_batch(out, batch, result, force=force)
+        about = {"method": methods, "params": parameters(methods, options)}
+        save_batch(out, batch, result, about=about, force=force)
     if json_:
         render.as_json(
             {
