@@ -44,6 +44,7 @@ ESTIMANDS: dict[str, str] = {
     "seqau": "how much this turn changed what the team could expect",
     "anchor": "how this turn compares with what is usually done in the state it saw",
     "outcome+anchor": "the run against its task, plus the turn against its state",
+    "outcome+hindsight": "the run against its group, plus how likely this turn looks in hindsight",
     "removal:replayed": "what the run would have lost without this act, others answering anew",
     "removal:frozen": "what the run would have lost without this act, everybody else as they were",
     "removal:anew": "what the run would have lost without this act, all that follows drawn anew",

@@ -13,15 +13,31 @@ from counterpoint.credit import METHODS, check_credit_method, estimate, method
 from counterpoint.ledger import Credit, Parts
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
+from foresight import asking
 
 OBSERVED = [name for name, row in METHODS.items() if row.family == "observational"]
 """Measured methods are held to their contract in test_measured_methods, on games."""
+
+ASKING = [name for name, row in METHODS.items() if row.family == "generated"]
+"""Methods that ask a policy; a stand-in answers, for no game played the cases."""
 
 
 @pytest.mark.parametrize("name", OBSERVED)
 def test_every_method_of_the_table_keeps_the_contract(name):
     """A new row is checked by existing."""
     check_credit_method(method(name))
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_methods_that_ask_a_policy_keep_the_contract(name):
+    """With a policy to ask; without one they refuse, and name what is missing."""
+    check_credit_method(asking(name))
+    with pytest.raises(Refused, match=f"{name} needs policy="):
+        estimate(name, two_rollouts())
+    credit, row = asking(name)(two_rollouts()), METHODS[name]
+    assert (credit.unit, credit.estimand, row.needs) == (row.unit, row.estimand, {"policy"})
+    assert not row.conserves
+    assert {"env_calls", "forward_passes", "tokens"} <= set(credit.diagnostics)
 
 
 def two_rollouts(**columns) -> Steps:

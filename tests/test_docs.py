@@ -125,8 +125,12 @@ VARIANTS = {
 }
 """Options under which a method prints something else."""
 
-GIVEN = {"treemem": {"length_penalty": 0.1}, "blame": {"split": True}}
-"""Options that a method cannot do without, or that say more, where runs can be run again."""
+GIVEN = {
+    "treemem": {"length_penalty": 0.1},
+    "blame": {"split": True},
+    "cosac": {"ridge": 0.1, "continuations": 2},
+}
+"""Options that a method cannot do without, or that say more, where there is somebody to ask."""
 
 
 def tables(name) -> Iterator[tuple[Steps, dict[str, Any]]]:
@@ -138,6 +142,9 @@ def tables(name) -> Iterator[tuple[Steps, dict[str, Any]]]:
     if "replay" in row.needs or name == "blame":
         plays = play(deal("T3", agents=2), groups=2, rollouts=4)
         yield plays.steps, {"replay": Rerun(plays), **GIVEN.get(name, {})}
+    if "policy" in row.needs:
+        plays = play(deal("T3", agents=2), groups=2, rollouts=4)
+        yield plays.steps, {"policy": Rerun(plays), **GIVEN.get(name, {})}
     if row.family == "observational":
         yield eight_rows(np.arange(8) % 3), {}
         yield eight_rows([1, 1, 0, 0, 1, 1, 1, 1]), {}

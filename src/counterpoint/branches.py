@@ -45,6 +45,13 @@ class Spent:
             self.tokens + other.tokens,
         )
 
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(
+            self.env_calls - other.env_calls,
+            self.forward_passes - other.forward_passes,
+            self.tokens - other.tokens,
+        )
+
     def __str__(self) -> str:
         calls = f"{self.env_calls} environment calls, {self.forward_passes} forward passes"
         return f"{calls}, {self.tokens} tokens" if self.tokens else calls
@@ -61,6 +68,8 @@ class Menu(NamedTuple):
         null: (places,) the declared default entry, −1 where none is declared.
         does: for each of the five decisions, (places, A) whether the entry takes it; a decision
             that no entry takes may be left out.
+        label: (places, A) a number from 0 for what the entry says, the same wherever it is offered,
+            −1 beyond the menu; None where an entry of one number always says the same.
     """
 
     size: Ints
@@ -68,6 +77,26 @@ class Menu(NamedTuple):
     taken: Ints
     null: Ints
     does: Mapping[str, Bools] = {}
+    label: Ints | None = None
+
+
+class Foreseen(NamedTuple):
+    """Acts that policies would choose from some places on, without outcomes; T is the longest run
+    of turns among them, the act at the place itself included.
+
+    Attributes:
+        agent: (sets, n, T) who acts in each turn, by its place in the list of agents that was
+            asked for; −1 after the end, and for an agent that is not in the list.
+        label: (sets, n, T) what it says, as `Menu.label` numbers it, or the entry of the menu where
+            that is None; −1 after the end, and for what no menu offers.
+        of: (places,) which set is a place's; places with one history and one act may share theirs.
+        spent: what it cost.
+    """
+
+    agent: Ints
+    label: Ints
+    of: Ints
+    spent: Spent
 
 
 @dataclass(frozen=True, eq=False)

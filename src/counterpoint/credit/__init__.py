@@ -7,10 +7,12 @@ from counterpoint.credit.blame import blame
 from counterpoint.credit.cad import cad_grpo
 from counterpoint.credit.clipping import ppo_ratio
 from counterpoint.credit.contract import check_credit_method
+from counterpoint.credit.cosac import cosac
 from counterpoint.credit.critic import gae
 from counterpoint.credit.folded import fold_grpo
 from counterpoint.credit.grouped import grpo, rloo
 from counterpoint.credit.hierarchy import hiper
+from counterpoint.credit.hindsight import hcapo
 from counterpoint.credit.identify import Unidentified, identify
 from counterpoint.credit.orchestration import aggregate, communicate, delegate, spawn, stop
 from counterpoint.credit.replayed import at_grpo, c3, coma, loo, treemem
@@ -39,6 +41,7 @@ __all__ = [
     "check_replay",
     "coma",
     "communicate",
+    "cosac",
     "delegate",
     "dr_mas",
     "estimate",
@@ -47,6 +50,7 @@ __all__ = [
     "gigpo",
     "grpo",
     "grpo_process",
+    "hcapo",
     "hiper",
     "identify",
     "loo",

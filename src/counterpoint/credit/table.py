@@ -18,9 +18,10 @@ class Method(NamedTuple):
     """One row: where the function is and what may be said of its result.
 
     `needs` are the columns of Steps that it cannot do without; `replay` is something that can run
-    the runs again, `decisions` are those of traces. `conserves` says whether the credits of a
-    rollout sum to what is shared out; `unbiased` whether its default form is an unbiased policy
-    gradient, which a test proves on an enumerated game.
+    the runs again, `policy` something that says what agents would choose, `decisions` are those of
+    traces. `conserves` says whether the credits of a rollout sum to what is shared out; `unbiased`
+    whether its default form is an unbiased policy gradient, which a test proves on an enumerated
+    game.
     """
 
     target: str
@@ -78,6 +79,20 @@ def _measured(
     )
 
 
+def _generated(where: str, estimand: str, paper: str) -> Method:
+    """A method that asks the policies what they would choose, and runs nothing."""
+    return Method(
+        target=f"counterpoint.credit.{where}",
+        family="generated",
+        unit="turn",
+        estimand=estimand,
+        needs=frozenset({"policy"}),
+        conserves=False,
+        unbiased=False,
+        paper=paper,
+    )
+
+
 def _decided(verb: str) -> Method:
     """The effect of a decision: by branches, or from a log whose decisions have probabilities."""
     where = f"orchestration:{verb}"
@@ -114,6 +129,8 @@ METHODS: dict[str, Method] = {
     "blame": _observational(
         "blame:blame", "seqau", "Ng et al. 1999", needs={"value"}, conserves=True
     ),
+    "cosac": _generated("cosac:cosac", "seqau", "arXiv:2604.17693"),
+    "hcapo": _generated("hindsight:hcapo", "outcome+hindsight", "arXiv:2603.08754"),
     "loo": _measured("replayed:loo", "removal:replayed", "Wolpert and Tumer 2001", unbiased=True),
     "coma": _measured("replayed:coma", "coma", "arXiv:1705.08926"),
     "shapley": _measured(
@@ -180,8 +197,11 @@ def estimate(name: str, steps: Steps, **options: Any) -> Credit:
 
 
 def parameters(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option that a method runs with: those given, and the defaults of the others."""
+    """Every option that a method runs with: those given, and the defaults of the others. What runs
+    the runs again is none: no file can say it.
+    """
     defaults = {k: p.default for k, p in _options(method(name)).items() if p.default is not p.empty}
+    defaults.pop("replay", None)
     return {**defaults, **options}
 
 

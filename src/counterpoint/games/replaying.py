@@ -1,6 +1,7 @@
 """A game run again from any act of its plays: branches by the million, for measured credit.
 
-`Rerun` is a `credit.protocols.Replay` as it stands, without knowing it. Every draw is a hash of
+`Rerun` is a `credit.protocols.Replay`, and all that `credit.asking` asks of policies, as it stands,
+without knowing it. Every draw is a hash of
 whose it is (seed, run, step of the place, number of the branch) and of the turn it decides, so that
 a branch is the same whatever is asked beside it, and two arms of one number share their draws.
 """
@@ -21,10 +22,12 @@ from counterpoint.branches import (
     Absence,
     Branches,
     Downstream,
+    Foreseen,
     Menu,
     Spent,
 )
 from counterpoint.games.game import action_values
+from counterpoint.games.hindsight import hindsight
 from counterpoint.games.plays import Plays
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
@@ -185,6 +188,48 @@ class Rerun:
         values, turns, passes = self._walked(walk, downstream, np.repeat(kind, n, axis=0))
         return Branches.of(values.reshape(len(runs), n), Spent(turns, passes), exact=True)
 
+    def foresee(
+        self,
+        places: Ints,
+        action: Ints,
+        n: int,
+        *,
+        agents: Sequence[Any],
+        start: int = 0,
+        seed: int = 0,
+    ) -> Foreseen:
+        """As `credit.asking.Foresight.foresee`.
+
+        Draws belong to the state: an act of a state has one set of continuations, whichever run
+        asks for it, and two acts of a state share their draws.
+        """
+        row = self._rows(places)
+        asked = np.column_stack([self._state[row], self._entry(action, row)])
+        asked, back = np.unique(asked, axis=0, return_inverse=True)
+        state, entry = np.repeat(asked, n, axis=0).T
+        key = _mixed(seed, state, np.tile(np.arange(start, start + n), len(asked)))
+        drawn = entry == RESAMPLE
+        act = np.where(drawn, self._draw(state, _mixed(key, _ACT)), entry)
+        who, acts = self._onward(state, act, key)
+        held = np.full(len(self._null) + 1, -1)  # the last one is of turns after the end
+        for place, name in enumerate(agents):
+            if name in self._code:
+                held[self._code[name]] = place
+        shape = (len(asked), n, who.shape[1])
+        passes = int((who >= 0).sum()) - int((~drawn).sum())
+        return Foreseen(
+            agent=held[who].reshape(shape),
+            label=acts.reshape(shape),
+            of=back.reshape(-1),
+            spent=Spent(forward_passes=passes),
+        )
+
+    def hindsight(self, places: Ints, outcome: Floats) -> Floats:
+        """As `credit.asking.Hindsight`, exactly: log π(a | h, R) by Bayes' rule."""
+        row = self._rows(places)
+        left = outcome - self._past[row]
+        return hindsight(self._game, self._state[row], self._action[row], left)
+
     # -- walking -----------------------------------------------------------------------------------
 
     def _walked(self, walk: _Walk, downstream: Downstream, kind: Ints) -> tuple[Floats, int, int]:
@@ -229,6 +274,23 @@ class Rerun:
             live = live[state[live] >= 0]
         values[live] = np.nan  # whoever is absent kept the others from ever ending
         return values, turns, passes
+
+    def _onward(self, state: Ints, act: Ints, key: Words) -> tuple[Ints, Ints]:
+        """(walks, turns) who acts and what they do from an act on, −1 after the end."""
+        turns: list[tuple[Ints, Ints]] = []
+        state, act = state.copy(), act.copy()
+        live = np.arange(len(state))
+        while len(live) and len(turns) < _MOST_TURNS:
+            who, acts = np.full((2, len(state)), -1)
+            who[live], acts[live] = self._game.agent[state[live]], act[live]
+            turns.append((who, acts))
+            state[live] = self._game.next[state[live], act[live]]
+            live = live[state[live] >= 0]
+            act[live] = self._draw(state[live], _mixed(key[live], len(turns)))
+        if not turns:
+            return np.full((len(state), 0), -1), np.full((len(state), 0), -1)
+        whos, actions = (np.column_stack(column) for column in zip(*turns, strict=True))
+        return whos, actions
 
     def _rows(self, places: Ints) -> Ints:
         run, step = places[:, 0], places[:, 1]
