@@ -179,25 +179,26 @@ def _shapley(plays: Plays, downstream: Downstream) -> Floats:
 
 def alone(plays: Plays) -> Floats:
     """(rows,) v(i) − v(∅): R if only the agent of the row acts as it did, less R(all null)."""
-    worth = _worth(plays, FROZEN)
-    return _by_row(plays, worth[:, 1 << np.arange(plays.game.agents)] - worth[:, :1])
+    worth = _worth(plays, FROZEN, np.append(0, 1 << np.arange(plays.game.agents)))
+    return _by_row(plays, worth[:, 1:] - worth[:, :1])
 
 
-def _worth(plays: Plays, downstream: Downstream) -> Floats:
-    """(rollouts, 2ᴷ) v(S) of each play: what it is expected to pay without the agents outside S."""
+def _worth(plays: Plays, downstream: Downstream, coalitions: Ints | None = None) -> Floats:
+    """(rollouts, coalitions) v(S) of each play: what it is expected to pay without the agents
+    outside S; of all 2ᴷ sets if none are named, as bits.
+    """
     game, steps, agents = plays.game, plays.steps, plays.game.agents
     turns = np.bincount((steps.rollout * agents + game.agent[plays.state])[steps.mask])
     if turns.max() > 1:
         raise Refused(
             "an agent acts twice in a play of this game; coalitions are of agents that act once"
         )
-    coalitions = 1 << min(agents, 62)
-    _affordable(steps.n_rollouts * coalitions)
-    first = np.repeat(np.flatnonzero(steps.step == 0), coalitions)
-    present = np.tile(np.arange(coalitions), steps.n_rollouts)
-    return _walk(plays, first, first, plays.state[first], present, downstream).reshape(
-        -1, coalitions
-    )
+    size = 1 << min(agents, 62) if coalitions is None else len(coalitions)
+    _affordable(steps.n_rollouts * size)
+    first = np.repeat(np.flatnonzero(steps.step == 0), size)
+    sets = np.arange(size) if coalitions is None else coalitions
+    present = np.tile(sets, steps.n_rollouts)
+    return _walk(plays, first, first, plays.state[first], present, downstream).reshape(-1, size)
 
 
 def _by_row(plays: Plays, by_agent: Floats) -> Floats:
