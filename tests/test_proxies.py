@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from counterpoint import cad_grpo
-from counterpoint.games import deal, judged, play
+from counterpoint.games import deal, judged, play, proxies
 from counterpoint.quality import CHECKS
 from counterpoint.spelling import Refused
 
@@ -54,6 +56,21 @@ def test_nature_has_no_quality_and_the_credit_runs():
     plays = judged(of("T10"), "success")
     assert set(plays.steps.quality.agent.tolist()) == {0, 1}
     assert cad_grpo(plays.steps).credited.sum() == plays.steps.mask.sum()
+
+
+@pytest.mark.parametrize("dep", [0.0, 1.0])
+def test_agents_that_act_by_turns_have_the_sum_of_their_acts(dep):
+    """Four acts by two agents in turn: q is what the first and third earn alone, and with reaction
+    each quality descends from both agents.
+    """
+    plain = of("T1", agents=4, dep=dep)
+    game = replace(plain.game, agent=plain.game.agent % 2)
+    plays = play(game, groups=3, rollouts=4, seed=2)
+    each = proxies(plain, "own").reshape(-1, 2, 2).sum(axis=1)
+    quality = judged(plays, "own").steps.quality
+    for row in range(len(quality)):
+        assert quality.value[row] == pytest.approx(each[quality.rollout[row], quality.agent[row]])
+        assert quality.depends[row].sum() == (2 if dep else 1)
 
 
 def test_how_it_was_checked_is_said():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from counterpoint import groups
 from counterpoint.games.credit import alone
 from counterpoint.games.plays import Plays
 from counterpoint.groups import Floats
@@ -69,7 +70,8 @@ def judged(plays: Plays, kind: str, *, error: float = 0.0, seed: int = 0) -> Pla
     """The plays with a quality for every act, as `cad_grpo` reads it.
 
     An act descends from all that its agent could see, so q depends on every agent before it, unless
-    the agent sees the same whatever they do.
+    the agent sees the same whatever they do. The quality of an agent that acts several times is the
+    sum over its acts.
 
     Args:
         plays: as in `proxies`.
@@ -82,13 +84,14 @@ def judged(plays: Plays, kind: str, *, error: float = 0.0, seed: int = 0) -> Pla
     """
     if not 0 <= error < np.inf:
         raise Refused(f"the error of a proxy is {error!r}; it is a number from 0 up")
-    q = proxies(plays, kind, seed=seed)
+    q = proxies(_by_act(plays), kind, seed=seed)
     spread = float(np.nanstd(q))
     q = q + error * spread * np.random.default_rng([seed, 1]).normal(size=len(q))
     steps, on = plays.steps, np.flatnonzero(plays.steps.mask)
     behind = _behind(plays, kind)
+    cell = groups.pair(steps.rollout[on], steps.agent[on])
     quality = from_rows(
-        q[on],
+        groups.total(cell, q[on], int(cell.max()) + 1)[cell],
         steps.rollout[on],
         steps.agent[on],
         steps.names["agent"],
@@ -98,11 +101,34 @@ def judged(plays: Plays, kind: str, *, error: float = 0.0, seed: int = 0) -> Pla
     return replace(plays, steps=replace(steps, quality=quality))
 
 
+def _by_act(plays: Plays) -> Plays:
+    """The plays as if every act were an agent's of its own; as they are if nobody acts twice."""
+    game, steps = plays.game, plays.steps
+    taken = groups.pair(steps.rollout[steps.mask], steps.agent[steps.mask])
+    if int(taken.max(initial=-1)) + 1 == len(taken):
+        return plays
+    depth, here = np.full(len(game.agent), -1), game.start
+    while len(here):
+        if depth[here].max() >= 0:
+            raise Refused("an agent of this game acts twice, and the game has loops: no proxies")
+        depth[here] = depth.max() + 1
+        onward = np.unique(game.next[here])
+        here = onward[onward >= 0]
+    return replace(
+        plays, game=replace(game, agent=depth), steps=replace(steps, agent=depth[plays.state])
+    )
+
+
 def _behind(plays: Plays, kind: str) -> list[list[int]]:
     """For each agent the agents whose acts its quality can descend from, itself among them."""
-    game = plays.game
+    game, acting = plays.game, _by_act(plays).game
     acts = np.flatnonzero(game.trainable)
     sights = np.unique(game.anchor[acts], return_index=True)[1]
-    seen = np.bincount(game.agent[acts[sights]], minlength=game.agents)
+    seen = np.bincount(acting.agent[acts[sights]], minlength=acting.agents)
     looks = (seen > len(game.start)) | (kind == "mediated")
-    return [list(range(i + 1)) if looks[i] else [i] for i in range(game.agents)]
+    owner = np.zeros(acting.agents, dtype=np.int64)
+    owner[acting.agent[acts]] = game.agent[acts]
+    behind: list[set[int]] = [set() for _ in range(game.agents)]
+    for act, agent in enumerate(owner.tolist()):
+        behind[agent] |= set(owner[: act + 1].tolist()) if looks[act] else {agent}
+    return [sorted(agents) for agents in behind]
