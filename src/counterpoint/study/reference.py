@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from counterpoint.credit import c3, coma, grpo, score, shapley
-from counterpoint.games import Plays, deal, play, truth
+from counterpoint.credit import c3, cad_grpo, coma, cosac, grpo, score, shapley
+from counterpoint.credit.cad import Advantage
+from counterpoint.games import Plays, deal, play, proxies, truth
 from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
+from counterpoint.quality import from_rows
 from counterpoint.report import Page, Section, page
+from counterpoint.steps import Steps
 
 REFERENCE: dict[str, tuple[str, int]] = {
     "K=2 additive": ("T2", 2),
@@ -34,15 +38,54 @@ _Measure: TypeAlias = Callable[[Plays, Rerun], Credit]
 
 COLUMNS: dict[str, _Measure] = {
     "grpo": lambda plays, rerun: grpo(plays.steps, normalize_std=False),
+    "cosac": lambda plays, rerun: _cosac(plays, rerun),
     "c3_4": lambda plays, rerun: c3(plays.steps, replay=rerun),
     "c3_16": lambda plays, rerun: _sixteen(plays, rerun, paired=False),
     "c3_16_paired": lambda plays, rerun: _sixteen(plays, rerun, paired=True),
+    "cad_equal": lambda plays, rerun: _cad(plays, "equal"),
+    "cad_upstream": lambda plays, rerun: _cad(plays, "upstream"),
     "coma": lambda plays, rerun: coma(plays.steps, replay=rerun),
     "shapley": lambda plays, rerun: shapley(plays.steps, replay=rerun),
 }
 """Column of the reference table → the method and its options. `c3_4` has four siblings of one
 continuation, `c3_16` sixteen, and four continuations of the act itself, with draws of their own or
-`paired` with those of the siblings."""
+`paired` with those of the siblings. `cosac` has λ .01 and eight continuations; what CAD is given
+as quality is what `judged` says."""
+
+
+def _cosac(plays: Plays, rerun: Rerun) -> Credit:
+    return cosac(
+        plays.steps,
+        policy=rerun,
+        ridge=0.01,
+        continuations=8,
+        expectation="enumerate",
+        intercept="centred",
+        fit_scope="group",
+    )
+
+
+def _cad(plays: Plays, advantage: Advantage) -> Credit:
+    return cad_grpo(judged(plays), advantage=advantage, ridge=1e-3)
+
+
+def judged(plays: Plays) -> Steps:
+    """The steps with the best q that one may hope for: what the act adds to a sum, or whether the
+    agent succeeded. It descends from the act and, since everybody saw them, from all before it.
+    """
+    steps, agents = plays.steps, plays.steps.names["agent"]
+    success = bool(np.isin(steps.outcome, (0.0, 1.0)).all())
+    own = (plays.action == 1).astype(np.float64) if success else proxies(plays, "own")
+    seen = [agents[: agent + 1] for agent in range(len(agents))]
+    quality = from_rows(
+        own,
+        steps.rollout,
+        steps.agent,
+        agents,
+        verifiable=["executed"] * len(steps),
+        depends=[seen[agent] for agent in steps.agent.tolist()],
+    )
+    return replace(steps, quality=quality)
 
 
 def _sixteen(plays: Plays, rerun: Rerun, *, paired: bool) -> Credit:
@@ -81,9 +124,11 @@ def reference(out: Path, quick: bool = False) -> Page:
         "How near methods come to exact credit",
         f"Pearson correlation with seqau, exact by enumeration; {CONTEXTS} draws of each game, "
         f"{GROUP} rollouts each, mean of {len(seeds)} seeds; ± is the standard deviation of one. "
-        "GRPO broadcasts the outcome, about 1/√K. C3 draws four siblings (c3_4), or sixteen and "
-        "four continuations of the act itself (c3_16), better if these share the siblings' draws "
-        "(c3_16_paired). COMA and Shapley are exact for their own "
+        "GRPO broadcasts the outcome, about 1/√K. COSAC fits a sum to each group, and falls below "
+        "GRPO where the outcome is none. CAD knows of every agent what its act adds, or whether it "
+        "succeeded: `equal` ranks acts, `upstream` is the unbiased gradient. C3 draws four "
+        "siblings (c3_4), or sixteen and four continuations of the act itself (c3_16), better if "
+        "these share the siblings' draws (c3_16_paired). COMA and Shapley are exact for their own "
         "estimands, with later acts frozen, and still not seqau.",
         rows,
     )
