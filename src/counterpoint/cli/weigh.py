@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from counterpoint.cli import render
-from counterpoint.cli.options import Append, Force, Json, Out, Settings, app, options_of
-from counterpoint.credit import METHODS, estimate, parameters, ppo_ratio, score
+from counterpoint.cli.again import Again, Answer, accounts, answered
+from counterpoint.cli.options import (
+    Append,
+    Budgeted,
+    Changed,
+    Force,
+    Json,
+    Out,
+    OwnEnv,
+    OwnPolicy,
+    Priced,
+    Settings,
+    app,
+    options_of,
+)
+from counterpoint.credit import METHODS, Account, estimate, parameters, ppo_ratio, score
 from counterpoint.credit.identify import Unidentified
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.formats import read
@@ -37,6 +51,18 @@ def credit(
     late: Annotated[Path | None, typer.Option("--late", help="A file of late rewards.")] = None,
     unit: Annotated[str, typer.Option(help=f"What carries it: {', '.join(UNITS)}.")] = "turn",
     how: Annotated[str, typer.Option(help="Of several turns: `mean` or `sum`.")] = "mean",
+    rerun: Annotated[
+        bool | None,
+        typer.Option("--rerun/--no-rerun", help="Play on from the runs; default: as METHOD needs."),
+    ] = None,
+    budget: Budgeted = None,
+    price: Priced = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep branches in this file or folder; play none twice.")
+    ] = None,
+    env: OwnEnv = None,
+    policy: OwnPolicy = None,
+    allow_changed: Changed = False,
     rows: Annotated[
         str | None, typer.Option(help=f"Write a trainer's batch: {', '.join(ROWS)}.")
     ] = None,
@@ -46,8 +72,12 @@ def credit(
     json_: Json = False,
 ) -> None:
     """Say what every turn, or another unit, earned, by one method or several on the same runs."""
-    options = options_of(settings)
+    options, names = options_of(settings), methods.split(",")
+    again = Again(rerun, budget, price, cache, env, policy, allow_changed)
     if path.suffix in (".npz", ".parquet"):
+        moot = {"--unit": unit != "turn", "--late": late, "--format": format_, "--append": append}
+        if said := again.said() + [option for option, given in moot.items() if given]:
+            raise Refused(f"{path} is a trainer's batch, of which {said[0]} says nothing")
         _credit_batch(methods, path, options, out, force, json_)
         return
     found: list[Finding] = []
@@ -55,13 +85,22 @@ def credit(
     traces = render.progress(read(path, format_, findings=found), "reading")
     rewards = [r for r in side_records(late) if isinstance(r, LateReward)] if late else None
     causal = options.get("causal") is True
-    steps = Steps.from_traces(_keep(traces, kept) if out else traces, rewards, descent=causal)
+    steps = Steps.from_traces(_keep(traces, kept), rewards, descent=causal)
     try:
-        results, refused = _estimates(methods.split(","), steps, options)
+        replay_for = accounts(again, names, options, steps, kept)
+        answers, refused = _estimates(names, steps, options, replay_for)
     except Unidentified as unidentified:
         if json_:
             render.as_json(unidentified.as_dict())
         raise
+    if price:
+        _priced(answers, refused, json_)
+        return
+    results = {
+        name: ppo_ratio(steps, answer.credit) if answer.credit.unit == "turn" else answer.credit
+        for name, answer in answers.items()
+    }
+    left_out = {name: answer.left_out for name, answer in answers.items() if answer.left_out}
     if rows:
         _hand_out(rows, steps, results, options, out, force)
         out = None
@@ -84,6 +123,7 @@ def credit(
     if json_:
         shown = [
             render.listing(name, result, params[name], steps, units[name], explain)
+            | ({"left_out": left_out[name]} if name in left_out else {})
             for name, result in results.items()
         ]
         shown += [{"method": n, "identified": "not", "reason": why} for n, why in refused.items()]
@@ -96,26 +136,40 @@ def credit(
                 render.explain(result, steps, units[name])
     for name, why in refused.items():
         render.note(render.plain(f"refused: {name}: {why}"))
+    for name, number in left_out.items():
+        render.note(f"{name}: the budget is spent: {number} branches are left out")
     if found:
         render.note(f"{len(found)} lines could not be read; `counterpoint validate` names them")
-    if found or refused:
+    if found or refused or left_out:
         raise typer.Exit(1)
 
 
 def _estimates(
-    names: list[str], steps: Steps, options: dict[str, Any]
-) -> tuple[dict[str, Credit], dict[str, str]]:
+    names: list[str],
+    steps: Steps,
+    options: dict[str, Any],
+    replay_for: Callable[[str], Account | None],
+) -> tuple[dict[str, Answer], dict[str, str]]:
     """The credit by every method, and of several the refusals; one alone is refused outright."""
-    results, refused = {}, {}
+    answers, refused = {}, {}
     for name in names:
         try:
-            result = estimate(name, steps, **options)
-            results[name] = ppo_ratio(steps, result) if result.unit == "turn" else result
+            answers[name] = answered(name, steps, options, replay_for(name))
         except Refused as refusal:
             if len(names) == 1:
                 raise
             refused[name] = str(refusal)
-    return results, refused
+    return answers, refused
+
+
+def _priced(answers: dict[str, Answer], refused: dict[str, str], json_: bool) -> None:
+    """Say what the branches of each method would cost that are not held yet."""
+    rows = [{"method": name, **vars(answer.priced)} for name, answer in answers.items()]
+    render.as_json(rows) if json_ else render.table(rows)
+    for name, why in refused.items():
+        render.note(render.plain(f"refused: {name}: {why}"))
+    if refused:
+        raise typer.Exit(1)
 
 
 def _hand_out(

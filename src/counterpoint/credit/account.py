@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from counterpoint.branches import RESAMPLE, Absence, Branches, Downstream, Menu, Spent
 from counterpoint.branchfile import Key
-from counterpoint.credit.protocols import Replay, places
+from counterpoint.credit.protocols import Budget, Replay, places
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
-
-Budget: TypeAlias = Mapping[str, int]
-"""The most that may be spent, by the names of `Spent`; a name that is left out has no limit."""
 
 AT_ONCE = 64
 """Places that are asked for together where branches are kept elsewhere, so that few are lost if the
@@ -36,7 +33,7 @@ class Held(Protocol):
 class Account:
     """A replay that runs nothing twice and spends no more than its budget.
 
-    It remembers every branch by (place, intervention, seed, number), so methods that share an
+    It remembers branches by (place, intervention, first number, seed), so methods that share an
     account share their branches. Before anything is run it is priced from the record; what the
     budget does not cover is left NaN, and the credit says so.
 
@@ -93,16 +90,16 @@ class Account:
 
         def run(which: Ints, first: int, count: int) -> Branches:
             return self._replay.branch(
-                places[which], action[which], count, start=first, each=each, seed=seed,
+                places[which], action[which], count, start=start + first, each=each, seed=seed,
                 downstream=downstream,
             )  # fmt: skip
 
         keys: list[Key] = [
-            ("branch", self._named(run_), seq, act, each, seed, downstream)
+            ("branch", self._named(run_), seq, act, start, each, seed, downstream)
             for (run_, seq), act in zip(places.tolist(), action.tolist(), strict=True)
         ]
         price = self._prices.of_branch(places, action, downstream) * each
-        return self._answered(keys, price, run, start, n)
+        return self._answered(keys, price, run, n)
 
     def absent(
         self,
@@ -120,7 +117,7 @@ class Account:
 
         def run(which: Ints, first: int, count: int) -> Branches:
             return self._replay.absent(
-                runs[which], agents, present[which], count, absence=absence, start=first,
+                runs[which], agents, present[which], count, absence=absence, start=start + first,
                 seed=seed, downstream=downstream,
             )  # fmt: skip
 
@@ -136,28 +133,26 @@ class Account:
             )
             for run_, out in zip(runs.tolist(), gone, strict=True)
         ]
-        return self._answered(keys, self._prices.of_run(runs, downstream), run, start, n)
+        return self._answered(keys, self._prices.of_run(runs, downstream), run, n)
 
     def _answered(
         self,
         keys: list[Key],
         price: Floats,
         run: Callable[[Ints, int, int], Branches],
-        start: int,
         n: int,
     ) -> Branches:
         """The branches of every key, after running those that are not remembered."""
-        before, end = self.spent, start + n
-        for have, which in self._missing(keys, end):
-            self._run(keys, price * (end - have), run, which, have, end)
+        before = self.spent
+        for have, which in self._missing(keys, n):
+            self._run(keys, price * (n - have), run, which, have, n)
         out = [self._held.get(key) for key in keys]
-        width = range(start, end)
         return Branches(
-            values=_column(out, "values", width, np.nan),
-            spent=Spent(*(getattr(self.spent, c) - getattr(before, c) for c in _CURRENCIES)),
-            leaves=_column(out, "leaves", width, 0).astype(np.int64),
-            drawn=_column(out, "drawn", width, -1).astype(np.int64),
-            critic=_column(out, "critic", width, np.nan),
+            values=_column(out, "values", n, np.nan),
+            spent=self.spent - before,
+            leaves=_column(out, "leaves", n, 0).astype(np.int64),
+            drawn=_column(out, "drawn", n, -1).astype(np.int64),
+            critic=_column(out, "critic", n, np.nan),
             exact=all(found is None or found.exact for found in out),
         )
 
@@ -215,12 +210,12 @@ _CURRENCIES = ("env_calls", "forward_passes", "tokens")
 _ARRAYS = ("values", "leaves", "drawn", "critic")
 
 
-def _column(found: list[Branches | None], name: str, width: range, missing: float) -> Floats:
-    """(keys, len(width)) of one array of remembered branches."""
-    out = np.full((len(found), len(width)), missing, dtype=np.float64)
+def _column(found: list[Branches | None], name: str, n: int, missing: float) -> Floats:
+    """(keys, n) of one array of remembered branches."""
+    out = np.full((len(found), n), missing, dtype=np.float64)
     for row, branches in enumerate(found):
         if branches is not None:
-            held = getattr(branches, name)[0, width.start : width.stop]
+            held = getattr(branches, name)[0, :n]
             out[row, : len(held)] = held
     return out
 

@@ -7,8 +7,8 @@ around any of them remembers every branch and keeps to a budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.streams import Draws
+
+Budget: TypeAlias = Mapping[str, int]
+"""The most that may be spent, by the names of `Spent`; a name that is left out has no limit."""
 
 
 @runtime_checkable
@@ -245,6 +248,7 @@ __all__ = [
     "Absence",
     "Adapted",
     "Branches",
+    "Budget",
     "Harness",
     "Menu",
     "Replay",
