@@ -30,6 +30,9 @@ _NO_SPREAD = 1e-20
 """A column whose sum of squares within groups is at or below this share of its raw sum of squares
 does not vary: what is left is rounding."""
 
+_SINGULAR = 1e-11
+"""Eigenvalues below this share of the largest are taken for 0."""
+
 _ROWS = 4096
 """Rows that are centred at a time."""
 
@@ -104,21 +107,24 @@ def varies(held: Sums) -> Bools:
     return spread
 
 
-def ridge(held: Sums, penalty: float) -> Floats:
+def ridge(held: Sums, penalty: float | Sequence[float]) -> Floats:
     """β̂ = (Σ x̃x̃ᵀ + λN·D)⁻¹ Σ x̃ỹ with D = diag(mean x̃²), for one set of sums or a stack.
 
     λN·D is λ times the diagonal of Σ x̃x̃ᵀ, so a proxy in other units gets the same share. A
     regressor that does not vary gets 0. Where regressors are collinear and λ is 0, the solution of
-    least norm in units of their standard deviations.
+    least norm in units of their standard deviations. Several λ, from one decomposition, stand in
+    the first dimension of what is returned.
     """
     alive = varies(held)
     scale = np.sqrt(np.where(alive, np.diagonal(held.S, axis1=-2, axis2=-1), 1.0))
     keep = alive[..., :, None] & alive[..., None, :]
     C = np.where(keep, held.S / scale[..., :, None] / scale[..., None, :], 0.0)
-    C = C + penalty * np.eye(C.shape[-1])
-    inverse = np.linalg.pinv(C, rcond=1e-11, hermitian=True)
-    beta = np.einsum("...ij,...j->...i", inverse, np.where(alive, held.b, 0.0) / scale) / scale
-    fitted: Floats = np.where(alive, beta, 0.0)
+    root, Q = np.linalg.eigh(C)
+    b = np.einsum("...ij,...i->...j", Q, np.where(alive, held.b, 0.0) / scale)
+    shrunk = root + np.reshape(penalty, np.shape(penalty) + (1,) * root.ndim)
+    sound = shrunk > _SINGULAR * np.max(shrunk, axis=-1, keepdims=True, initial=0.0)
+    beta = np.einsum("...ij,...j->...i", Q, np.divide(b, shrunk, where=sound, out=0 * shrunk))
+    fitted: Floats = np.where(alive, beta / scale, 0.0)
     return fitted
 
 
@@ -152,7 +158,7 @@ def validated(bins: Sums, use: Bools) -> float:
     dealt = np.zeros((count, len(use)))
     dealt[np.arange(len(filled)) % count, filled] = 1.0
     held_out, training = bins.over(dealt), bins.over(dealt.sum(axis=0) - dealt)
-    errors = [float(np.sum(loss(held_out, ridge(training, each)))) for each in LADDER]
+    errors = loss(held_out, ridge(training, LADDER)).sum(axis=1).tolist()
     equal = min(errors) + 1e-12 * float(held_out.y.sum())
     return max(each for each, e in zip(LADDER, errors, strict=True) if e <= equal)
 
