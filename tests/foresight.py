@@ -29,8 +29,8 @@ class TwoEntries:
         n = len(taken)
         return Menu(np.full(n, 2), np.full((n, 2), 0.5), taken, np.zeros(n, dtype=np.int64))
 
-    def foresee(self, places, action, n, *, agents, start=0, seed=0) -> Foreseen:
-        number = np.broadcast_to(np.arange(start, start + n), (len(places), n))
+    def foresee(self, places, action, n, *, agents, seed=0) -> Foreseen:
+        number = np.broadcast_to(np.arange(n), (len(places), n))
         own = np.where(action == KEEP, places[:, 1] % 2, action)[:, None]
         own = np.where((action == RESAMPLE)[:, None], (number + 1) % 2, own)
         who = np.array([self._agent[tuple(place)] for place in places.tolist()], dtype=np.int64)

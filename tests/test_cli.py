@@ -204,6 +204,17 @@ def test_error_inside_a_users_method_shows_where(runs, tmp_path):
     assert "Traceback" in done.stderr
 
 
+COSAC = ["cosac", "T2", "--set", "ridge=0.1", "--set", "continuations=2"]
+
+
+@pytest.mark.parametrize("asks", [["hcapo", "T3"], COSAC])
+def test_score_asks_the_game_where_a_method_needs_a_policy(asks):
+    """The game says what its agents would choose, and how likely they find what they chose."""
+    told = as_json("score", *asks, "--groups", "4")
+    assert told["n"] == 4 * 8 * 4
+    assert -1 < told["pearson"] < 1
+
+
 def test_credit_file_says_which_unit_received_what(runs, tmp_path):
     """The credit file names trace, digest, unit and value, and scores against itself perfectly."""
     out = tmp_path / "credit.jsonl"

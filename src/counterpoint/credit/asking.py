@@ -41,7 +41,6 @@ class Foresight(Protocol):
         n: int,
         *,
         agents: Sequence[Any],
-        start: int = 0,
         seed: int = 0,
     ) -> Foreseen:
         """Put an act in its place, let the policies choose all that follows, run nothing.
@@ -49,9 +48,8 @@ class Foresight(Protocol):
         Args:
             places: (places, 2); one may occur several times.
             action: (places,) an entry of the menu, or RESAMPLE or KEEP.
-            n: continuations of each, which have the numbers start … start + n − 1.
+            n: continuations of each, numbered from 0.
             agents: names, as in `Steps.names["agent"]`; who acts is told by the place in this list.
-            start: number of the first.
             seed: of all draws.
         """
 

@@ -195,7 +195,6 @@ class Rerun:
         n: int,
         *,
         agents: Sequence[Any],
-        start: int = 0,
         seed: int = 0,
     ) -> Foreseen:
         """As `credit.asking.Foresight.foresee`.
@@ -207,7 +206,7 @@ class Rerun:
         asked = np.column_stack([self._state[row], self._entry(action, row)])
         asked, back = np.unique(asked, axis=0, return_inverse=True)
         state, entry = np.repeat(asked, n, axis=0).T
-        key = _mixed(seed, state, np.tile(np.arange(start, start + n), len(asked)))
+        key = _mixed(seed, state, np.tile(np.arange(n), len(asked)))
         drawn = entry == RESAMPLE
         act = np.where(drawn, self._draw(state, _mixed(key, _ACT)), entry)
         who, acts = self._onward(state, act, key)
