@@ -48,7 +48,7 @@ from counterpoint.recorder import Recorder
 from counterpoint.redrive import check_env, fork, replay
 from counterpoint.schema import Trace
 from counterpoint.steps import Steps
-from counterpoint.training import update
+from counterpoint.training import train, update
 from counterpoint.world import fold
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "stack",
     "stop",
     "tool",
+    "train",
     "treemem",
     "update",
 ]

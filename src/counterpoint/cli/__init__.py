@@ -11,11 +11,11 @@ import os
 import sys
 
 # In the order in which `--help` lists their commands.
-from counterpoint.cli import traces, weigh, play, pages, render  # isort: skip
+from counterpoint.cli import traces, weigh, play, train, pages, render  # isort: skip
 from counterpoint.cli.options import app
 from counterpoint.spelling import Refused
 
-__all__ = ["app", "main", "pages", "play", "traces", "weigh"]
+__all__ = ["app", "main", "pages", "play", "traces", "train", "weigh"]
 
 
 def main() -> None:

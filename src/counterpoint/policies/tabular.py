@@ -70,6 +70,11 @@ class Softmax:
         self.version = f"{updates}-{self.params_digest[:8]}"
         self.target = f"tabular:{self.params_digest}"
 
+    def restore(self, path: str | Path) -> None:
+        """Act as the saved table does, by its version too. Raises Refused like `load`."""
+        held = Softmax.load(path)
+        self._put(held._logits, held._updates)
+
     def __deepcopy__(self, memo: Any) -> Softmax:
         return Softmax(self._logits, self._updates)
 

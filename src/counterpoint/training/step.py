@@ -83,18 +83,18 @@ class Learner(Protocol):
 
 def checked(rule: Rule, steps: Steps, credit: Credit) -> None:
     """Refuse an option out of range, or a credit of another table or unit."""
-    ranges: dict[str, tuple[float, bool, str]] = {
-        "lr": (rule.lr, 0 < rule.lr < math.inf, "a step size is above 0"),
-        "epochs": (rule.epochs, rule.epochs >= 1, "one at least"),
-        "clip_low": (rule.clip_low, 0 <= rule.clip_low <= 1, "0 to 1"),
-        "clip_high": (rule.clip_high, 0 <= rule.clip_high < math.inf, "0 or more"),
-        "kl": (rule.kl, 0 <= rule.kl < math.inf, "0 or more"),
-        "entropy": (rule.entropy, 0 <= rule.entropy < math.inf, "0 or more"),
-        "max_norm": (rule.max_norm or 1.0, 0 < (rule.max_norm or 1.0) < math.inf, "above 0"),
+    ranges = {
+        "lr": (rule.lr, 0 < _number(rule.lr) < math.inf, "a step size is above 0"),
+        "epochs": (rule.epochs, type(rule.epochs) is int and rule.epochs >= 1, "one at least"),
+        "clip_low": (rule.clip_low, 0 <= _number(rule.clip_low) <= 1, "0 to 1"),
+        "clip_high": (rule.clip_high, 0 <= _number(rule.clip_high) < math.inf, "0 or more"),
+        "kl": (rule.kl, 0 <= _number(rule.kl) < math.inf, "0 or more"),
+        "entropy": (rule.entropy, 0 <= _number(rule.entropy) < math.inf, "0 or more"),
+        "max_norm": (rule.max_norm, _number(rule.max_norm, 1.0) > 0, "above 0, or None"),
     }
     for name, (value, fits, words) in ranges.items():
         if not fits:
-            raise Refused(f"{name} is {value}; {words}")
+            raise Refused(f"{name} is {value!r}; {words}")
     if rule.loss not in ("reinforce", "clip"):
         raise Refused(f"loss is {rule.loss!r}; it is 'reinforce' or 'clip'")
     if rule.stale not in ("refuse", "skip", "use"):
@@ -110,6 +110,13 @@ def checked(rule: Rule, steps: Steps, credit: Credit) -> None:
         )
     if len(credit) != len(steps):
         raise Refused(f"the credit has {len(credit)} rows where the steps have {len(steps)}")
+
+
+def _number(value: Any, default: float = math.nan) -> float:
+    """The value, or NaN for what is no number, which lies in no range."""
+    if value is None:
+        return default
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def actors(policies: Any, steps: Steps) -> list[tuple[Any, list[int]]]:
