@@ -1,8 +1,10 @@
 """A game of two agents and one message, small enough that its policy gradient is a sum of nine.
 
 A planner writes one word, an executor that is fed it writes another, and the team is paid by a
-table. Any model plays that gives log-probabilities of the next token: of a table here, of a
-transformer where a trainer's library is at hand.
+table. A tool answers the executor, who writes a last word that nothing depends on: so turns differ
+in length, and a token in the midst of one is not trained. Any model plays that gives
+log-probabilities of the next token: of a table here, of a transformer where a trainer's library is
+at hand.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from counterpoint.schema import Trace
 WORDS = 3
 PLANNER, EXECUTOR = 3, 4
 """Ids of the tokens that tell the model whose turn it is; the words are 0, 1, 2."""
+
+TOOL = PLANNER
+"""What the tool says."""
 
 VOCABULARY = 5
 
@@ -48,41 +53,31 @@ def worth(model: Next) -> Tensor:
 def played(model: Next, path: Path, *, groups: int, rollouts: int, seed: int) -> list[Trace]:
     """Runs of the game as recorded traces, prompts and masks with their tokens."""
     draws = np.random.default_rng(seed)
+    word = range(VOCABULARY)
     with torch.no_grad():
-        whole = [
-            model(torch.tensor([[PLANNER]]))[:, -1],
-            model(torch.tensor([[EXECUTOR, word] for word in range(VOCABULARY)]))[:, -1],
-        ]
-    first, second = (table.double().numpy() for table in whole)
+        first = model(torch.tensor([[PLANNER]]))[0, -1]
+        second = model(torch.tensor([[EXECUTOR, a] for a in word]))[:, -1]
+        third = model(torch.tensor([[EXECUTOR, a, b, TOOL] for a in word for b in word]))[:, -1]
 
-    def drawn(log: np.ndarray) -> int:
-        p = np.exp(log)
-        return int(draws.choice(len(p), p=p / p.sum()))
+    def drawn(log: Tensor) -> tuple[int, float]:
+        p = log.double().exp().numpy()
+        at = int(draws.choice(VOCABULARY, p=p / p.sum()))
+        return at, min(float(log[at]), 0.0)
 
     with Recorder(path, sync="trace") as recorder:
-        for group in range(groups):
-            for _ in range(rollouts):
-                with recorder.trace(task_id=f"task {group}") as run:
-                    a = drawn(first[0])
-                    b = drawn(second[a])
-                    log = (min(float(first[0, a]), 0.0), min(float(second[a, b]), 0.0))
-                    act = run.act(
-                        "planner",
-                        str(a),
-                        token_ids=(PLANNER, a),
-                        mask=(False, True),
-                        logprobs=(0, log[0]),
-                    )
-                    run.message("planner", "executor", str(a), causes=[act])
-                    run.act(
-                        "executor",
-                        str(b),
-                        token_ids=(EXECUTOR, a, b),
-                        mask=(False, False, True),
-                        logprobs=(0, 0, log[1]),
-                    )
-                    off = a >= WORDS or b >= WORDS
-                    run.reward(0.0 if off else float(PAID[a, b]), verifiable="executed")
+        for task in np.repeat(np.arange(groups), rollouts).tolist():
+            with recorder.trace(task_id=f"task {task}") as run:
+                a, p_a = drawn(first)
+                b, p_b = drawn(second[a])
+                c, p_c = drawn(third[a * VOCABULARY + b])
+                run.act("planner", str(a), token_ids=(PLANNER, a), mask=(False, True),
+                        logprobs=(0, p_a))  # fmt: skip
+                run.message("planner", "executor", str(a))
+                run.act("executor", f"{b} {c}", token_ids=(EXECUTOR, a, b, TOOL, c),
+                        mask=(False, False, True, False, True),
+                        logprobs=(0, 0, p_b, 0, p_c))  # fmt: skip
+                off = a >= WORDS or b >= WORDS
+                run.reward(0.0 if off else float(PAID[a, b]), verifiable="executed")
     return list(read(path))
 
 
