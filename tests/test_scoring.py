@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from counterpoint.credit import c3, coma, cosac, grpo, reinforce, rloo
+from counterpoint.cli import app
+from counterpoint.credit import c3, coma, cosac, estimate, grpo, reinforce, rloo, score
+from counterpoint.formats import read
 from counterpoint.games import chain, deal, every, gradient, play, policy_gradient, truth
 from counterpoint.games.game import visits
 from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
 from counterpoint.scoring import Metered, over_batches
 from counterpoint.spelling import Refused
+from counterpoint.steps import Steps
 
 OUTCOME = {
     "plain": lambda plays, again: reinforce(plays.steps, baseline="none"),
@@ -252,3 +258,57 @@ def test_a_game_without_gradient_has_no_relative_error():
     assert math.isnan(found.gradient_error)
     assert math.isnan(found.gradient_scale)
     assert found.mse == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# On the command line
+
+
+def printed(*arguments):
+    done = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_the_command_prints_both(tmp_path):
+    """One batch and many, as JSON and as lines that hold the same numbers with their intervals."""
+    arguments = ["score", "c3", "T2", "--groups", 3, "--rollouts", 2, "--batches", 4]
+    told = json.loads(printed(*arguments, "--calls", 100, "--json"))
+    game = deal("T2", contexts=3)
+    c3_ = {"c3": lambda plays, again: c3(plays.steps, replay=again)}
+    want = over_batches(game, c3_, batches=4, rollouts=2, calls=100)["c3"]
+    assert told["over_batches"]["bias2"] == want.bias2
+    assert told["over_batches"]["left_out"] == want.left_out > 0
+    assert told["intervals"].keys() == {"pearson", "spearman", "kendall"}
+    shown = printed(*arguments, "--calls", 100)
+    low, high = want.intervals["bias2"]
+    assert re.search(rf"^bias2 +{want.bias2:.6g} \({low:.6g} to {high:.6g}\)$", shown, re.MULTILINE)
+    assert json.loads(printed(*arguments[:3], "--bootstrap", 0, "--json"))["intervals"] == {}
+
+
+def test_a_budget_and_batches_go_together(tmp_path):
+    """A budget without batches, batches of two files: refused, with the way out."""
+    for arguments, why in (
+        (["c3", "T2", "--calls", "100"], "say --batches 20 too"),
+        ([__file__, __file__, "--batches", "2"], "two credit files are one batch"),
+    ):
+        found = CliRunner().invoke(app, ["score", *arguments]).exception
+        assert isinstance(found, Refused)
+        assert why in str(found)
+
+
+@pytest.mark.slow
+def test_two_files_know_their_runs(tmp_path):
+    """Culprits and sums by run, out of the files alone, are those of the tables they came from."""
+    runs, files = tmp_path / "runs.jsonl", {name: tmp_path / name for name in ("rloo", "gigpo")}
+    printed("record", "research-v0", "-o", runs, "--groups", 3, "--rollouts", 3)
+    for name, file in files.items():
+        printed("credit", name, runs, "-o", file)
+    told = json.loads(printed("score", *files.values(), "--json"))
+    steps = Steps.from_traces(read(runs))
+    one, other = (estimate(name, steps) for name in files)
+    want = score(one, other, rollout=steps.rollout, bootstrap=200)
+    for name in ("culprit", "culprits", "conservation_error", "kendall"):
+        assert told[name] == getattr(want, name)
+    assert told["culprits"] > 0
+    assert told["intervals"] == {name: list(ends) for name, ends in want.intervals.items()}

@@ -29,12 +29,13 @@ from counterpoint.credit import METHODS, Account, estimate, parameters, ppo_rati
 from counterpoint.credit.identify import Unidentified
 from counterpoint.creditfile import entries, matched, read_entries
 from counterpoint.formats import read
-from counterpoint.games import deal, gradient, play, truth
+from counterpoint.games import Plays, deal, gradient, play, truth
 from counterpoint.games.replaying import Rerun
 from counterpoint.ledger import Credit
 from counterpoint.rows import ROWS, batch_of, difference, load_batch, save_batch
 from counterpoint.save import save
 from counterpoint.schema import Finding, LateReward, Trace
+from counterpoint.scoring import over_batches
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.store import side_records
@@ -236,39 +237,74 @@ def score_(
     bootstrap: Annotated[
         int, typer.Option(min=0, max=100_000, help="Draws behind an interval; 0 for none.")
     ] = 200,
+    batches: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Batches, to tell bias from variance.")
+    ] = 1,
+    calls: Annotated[
+        int | None, typer.Option(min=1, help="Budget of a batch: calls of the environment.")
+    ] = None,
     settings: Settings = None,
     json_: Json = False,
 ) -> None:
     """Compare a method with exact credit on a game, or one credit file with another."""
+    if calls is not None and batches < 2:
+        raise Refused("--calls is the budget of a batch; say --batches 20 too")
+    over: dict[str, Any] = {}
     if Path(estimate_).is_file() and Path(against).is_file():
+        if batches > 1:
+            raise Refused("two credit files are one batch; --batches plays a game")
         both = matched(read_entries(estimate_), read_entries(against))
         agreement = score(both.one, both.other, rollout=both.run, bootstrap=bootstrap, seed=seed)
         found: dict[str, Any] = {**agreement._asdict(), **both.unmatched}
     else:
         game = deal(against, contexts=groups, seed=seed)
         plays = play(game, groups=groups, rollouts=rollouts, seed=seed)
-        options = options_of(settings)
-        if estimate_ in METHODS:
-            options |= dict.fromkeys(METHODS[estimate_].needs & {"replay", "policy"}, Rerun(plays))
-        result = estimate(estimate_, plays.steps, **options)
-        found = {"method": estimate_, "game": against, "seed": seed}
-        found |= score(
-            result,
+        measure = _measure(estimate_, options_of(settings))
+        agreement = score(
+            measure(plays, Rerun(plays)),
             truth(plays, estimand),
             gradient=partial(gradient, plays),
             rollout=plays.steps.rollout,
             group=plays.steps.group,
             bootstrap=bootstrap,
             seed=seed,
-        )._asdict()
+        )
+        found = {"method": estimate_, "game": against, "seed": seed, **agreement._asdict()}
+        if batches > 1:
+            judged = over_batches(
+                game,
+                {estimate_: measure},
+                batches=batches,
+                rollouts=rollouts,
+                seed=seed,
+                estimand=estimand,
+                calls=calls,
+            )
+            over = judged[estimate_]._asdict()
     if json_:
-        render.as_json(found)
-    else:
-        render.pairs(_lined(found))
+        render.as_json({**found, "over_batches": over} if over else found)
+        return
+    render.pairs(_with_intervals(found))
+    if over:
+        render.line("")
+        render.pairs(_with_intervals(over))
 
 
-def _lined(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures with each interval on a line of its own."""
-    ends = found["intervals"].items()
-    lines = {f"95% of {name}": f"{low:.6g} to {high:.6g}" for name, (low, high) in ends}
-    return {**{name: value for name, value in found.items() if name != "intervals"}, **lines}
+def _measure(name: str, options: Mapping[str, Any]) -> Callable[[Plays, Any], Credit]:
+    """A method with its options, which is given a game to ask if it needs one."""
+    asks = METHODS[name].needs & {"replay", "policy"} if name in METHODS else ()
+
+    def measure(plays: Plays, again: Any) -> Credit:
+        return estimate(name, plays.steps, **{**options, **dict.fromkeys(asks, again)})
+
+    return measure
+
+
+def _with_intervals(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, each with its interval on its line."""
+    lines = {name: value for name, value in found.items() if name != "intervals"}
+    for name, (low, high) in found["intervals"].items():
+        if low <= high:
+            ends = f"({render.plain(low)} to {render.plain(high)})"
+            lines[name] = f"{render.plain(found[name])} {ends}"
+    return lines
