@@ -336,7 +336,12 @@ def figure(rows: int, columns: int, draw: Callable[[Any], None], height: float) 
     plain = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "counterpoint"}
     with mpl.rc_context({**plain, "axes.spines.top": False, "axes.spines.right": False}):
         drawn = Figure(figsize=(9, height * rows + 0.6), layout="constrained")
-        draw(drawn.subplots(rows, columns, squeeze=False))
+        axes = drawn.subplots(rows, columns, squeeze=False)
+        draw(axes)
+        for axis in (axis for ax in axes.flat for axis in (ax.xaxis, ax.yaxis)):
+            if axis.get_scale() == "log":  # its own labels are formulas
+                axis.set_major_formatter(lambda value, _: f"{value:g}")
+                axis.set_minor_formatter(lambda value, _: "")
         out = io.StringIO()
         drawn.savefig(out, format="svg", dpi=110, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue(), flags=re.DOTALL)
