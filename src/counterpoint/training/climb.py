@@ -102,7 +102,7 @@ def update(
         held = _reference(reference, steps, roles)
         learners.append(_learner(policy, Rows(steps, kept, credit.values[kept], held)))
         rows.append(kept)
-    told = {"rows": float(sum(map(len, rows))), "stale": float(left)}
+    told: dict[str, float] = {"rows": sum(map(len, rows)), "stale": left}
     if not learners:
         return told | {"loss": 0.0, "gradient_norm": 0.0}
     try:
