@@ -51,7 +51,7 @@ def study_(
     """Answer a question of this package's own with figures: what uniform credit loses."""
     from counterpoint.study import study
 
-    result = study(name, out, quick)
+    result = study(name, out, quick, render.progress)
     with whole_file(out / f"{name}.html", force=force) as file:
         file.write(result.html.encode())
     if json_:

@@ -5,22 +5,31 @@ A study gets a folder, which it may fill, and gives a page; `quick` takes fewer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from counterpoint.report import Page
 from counterpoint.save import folder
 from counterpoint.spelling import Refused
+from counterpoint.study.asked import Progress, silent
 from counterpoint.study.diffusion import diffusion
 from counterpoint.study.reference import reference
 
-STUDIES: dict[str, Callable[[Path, bool], Page]] = {"diffusion": diffusion, "reference": reference}
+
+class Study(Protocol):
+    """A question, asked with a folder that it may fill."""
+
+    def __call__(self, out: Path, quick: bool = False, progress: Progress = silent) -> Page:
+        """The page that answers it; `quick` takes fewer draws."""
+
+
+STUDIES: dict[str, Study] = {"diffusion": diffusion, "reference": reference}
 """Every study by name."""
 
 
-def study(name: str, out: Path, quick: bool = False) -> Page:
+def study(name: str, out: Path, quick: bool = False, progress: Progress = silent) -> Page:
     """Run a study by its name in `STUDIES`. Raises Refused if there is none."""
     if name not in STUDIES:
         raise Refused(f"there is no study {name!r}; the studies are {', '.join(STUDIES)}")
     folder(out)
-    return STUDIES[name](out, quick)
+    return STUDIES[name](out, quick, progress)

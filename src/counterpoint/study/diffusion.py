@@ -22,6 +22,7 @@ from counterpoint.report import Page, Section, figure, page
 from counterpoint.schema import Act, ToolCall, Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
+from counterpoint.study.asked import Progress, silent
 from counterpoint.units import Units
 from counterpoint.vocabulary import UNITS
 
@@ -265,11 +266,12 @@ def _explained(said: dict[int, Any], chance: Floats, outcome: Floats) -> float:
 # The page
 
 
-def diffusion(out: Path, quick: bool = False) -> Page:
+def diffusion(out: Path, quick: bool = False, progress: Progress = silent) -> Page:
     """Signal to noise of uniform credit, and density against visibility of the eight units."""
     seeds = 8 if quick else 64
     lines, small = closed(), listed(seeds)
-    units = [row for name in TEAMS[: 1 if quick else None] for row in density(make(name))]
+    teams = progress(TEAMS[: 1 if quick else None], "environments")
+    units = [row for name in teams for row in density(make(name))]
     sections = [
         Section(
             "How much of a run's outcome is about one decision",

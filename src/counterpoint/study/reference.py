@@ -17,6 +17,7 @@ from counterpoint.ledger import Credit
 from counterpoint.quality import from_rows
 from counterpoint.report import Page, Section, page
 from counterpoint.steps import Steps
+from counterpoint.study.asked import Progress, silent
 
 REFERENCE: dict[str, tuple[str, int]] = {
     "K=2 additive": ("T2", 2),
@@ -92,14 +93,14 @@ def _sixteen(plays: Plays, rerun: Rerun, *, paired: bool) -> Credit:
     return c3(plays.steps, replay=rerun, alternatives=16, own=4, paired=paired)
 
 
-def reference_table(seeds: Sequence[int]) -> list[dict[str, Any]]:
+def reference_table(seeds: Sequence[int], progress: Progress = silent) -> list[dict[str, Any]]:
     """Pearson correlation with exact seqau, by game and method: mean over seeds and, under a name
     that ends in ±, the standard deviation of one seed.
 
     A seed is 150 draws of the game with a group of 8 rollouts each.
     """
     rows = []
-    for label, (name, agents) in REFERENCE.items():
+    for label, (name, agents) in progress(REFERENCE.items(), "games"):
         row: dict[str, Any] = {"game": label}
         found = np.array([_correlations(name, agents, seed) for seed in seeds])
         for column, values in zip(COLUMNS, found.T, strict=True):
@@ -116,10 +117,10 @@ def _correlations(name: str, agents: int, seed: int) -> list[float]:
     return [score(measure(plays, rerun), exact).pearson for measure in COLUMNS.values()]
 
 
-def reference(out: Path, quick: bool = False) -> Page:
+def reference(out: Path, quick: bool = False, progress: Progress = silent) -> Page:
     """The reference table: methods against exact credit on five games."""
     seeds = range(2 if quick else 8)
-    rows = reference_table(seeds)
+    rows = reference_table(seeds, progress)
     section = Section(
         "How near methods come to exact credit",
         f"Pearson correlation with seqau, exact by enumeration; {CONTEXTS} draws of each game, "
