@@ -71,6 +71,11 @@ class BranchFile:
         except OSError as error:
             raise Refused(f"{self._path} cannot be written: {error.strerror or error}") from None
 
+    def close(self) -> None:
+        """Give the file back."""
+        if self._store is not None:
+            self._store.close()
+
 
 def _named(key: Key) -> str:
     parts = [sorted(part) if isinstance(part, frozenset) else part for part in key]

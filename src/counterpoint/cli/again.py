@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,7 @@ from counterpoint.schema import Trace
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
-_OF_LOGS = frozenset({"estimator", "propensity"})
-"""Options by which a method is asked for what the log alone says."""
-
+_OF_LOGS = frozenset({"decisions"})
 _NOTHING: Budget = {"env_calls": 0, "forward_passes": 0, "tokens": 0}
 
 
@@ -43,7 +42,7 @@ class Again(NamedTuple):
     policy: str | None
     allow_changed: bool
 
-    def account(self, traces: Sequence[Trace], steps: Steps) -> Account:
+    def account(self, traces: Sequence[Trace], steps: Steps, held: BranchFile | None) -> Account:
         """Where the branches of these runs are paid and remembered; a price is an empty purse."""
         env = own_env(self.env, traces[0].header) if traces else None
         replay = Branching(
@@ -57,7 +56,7 @@ class Again(NamedTuple):
             replay,
             steps,
             _NOTHING if self.price else budget_of(self.budget),
-            held=None if self.cache is None else BranchFile(self.cache),
+            held=held,
             named=replay.named,
         )
 
@@ -67,33 +66,44 @@ class Again(NamedTuple):
         return [f"--{name.replace('_', '-')}" for name, value in values.items() if value]
 
 
+@contextmanager
 def accounts(
-    again: Again, names: Sequence[str], options: dict[str, Any], steps: Steps, traces: list[Trace]
-) -> Callable[[str], Account | None]:
-    """Gives each method that plays on from the runs its account, one for all; others None.
+    again: Again, names: Sequence[str], steps: Steps, traces: list[Trace]
+) -> Iterator[Callable[[str], Account | None]]:
+    """Give each method that plays on from the runs its account, one for all; others None.
 
     Raises:
         Refused: options about playing on, where no method does.
     """
-    wanted = {name for name in names if _plays_on(name, again.rerun, options, steps)}
+    wanted = {name for name in names if _plays_on(name, again.rerun, steps)}
     if not wanted and (said := again.said()):
         raise Refused(f"{', '.join(names)} plays nothing here, so {said[0]} has no effect")
-    foreign = next((t for t in traces if t.header.fork is None and not played(t.header)), None)
-    account = again.account(traces, steps) if wanted and foreign is None else None
+    other = foreign(traces)
+    held = None if again.cache is None else BranchFile(again.cache)
+    account = again.account(traces, steps, held) if wanted and other is None else None
 
     def replay_for(name: str) -> Account | None:
-        if again.rerun is False and name in METHODS and "replay" in METHODS[name].needs:
+        must = name in METHODS and "replay" in METHODS[name].needs
+        if must and again.rerun is False:
             raise Refused(f"{name} plays on from the runs and cannot do without; drop --no-rerun")
-        must = again.rerun or name not in METHODS or "replay" in METHODS[name].needs
-        if name in wanted and foreign is not None and must:
+        if name in wanted and other is not None and (must or again.rerun):
             raise Refused(
-                f"{name} plays on from recorded runs, and trace {foreign.trace_id} was not played "
-                "by our harness: an imported log cannot be run again, nor a run of another loop "
-                "(in Python a harness of yours can: replay=, three methods of credit.protocols)"
+                f"{name} needs runs that can be played on from, and trace {other.trace_id} was not "
+                "played by our harness: an imported log cannot be run again, nor a run of another "
+                "loop (in Python a harness of yours can: replay=, see credit.protocols)"
             )
         return account if name in wanted else None
 
-    return replay_for
+    try:
+        yield replay_for
+    finally:
+        if held is not None:
+            held.close()
+
+
+def foreign(traces: Sequence[Trace]) -> Trace | None:
+    """The first run that nothing here can play on from."""
+    return next((t for t in traces if t.header.fork is None and not played(t.header)), None)
 
 
 class Answer(NamedTuple):
@@ -113,12 +123,13 @@ def answered(name: str, steps: Steps, options: dict[str, Any], account: Account 
     return Answer(credit, account.priced - priced, account.left_out - left_out)
 
 
-def _plays_on(name: str, rerun: bool | None, options: dict[str, Any], steps: Steps) -> bool:
-    """Whether a method runs the runs again: where it can and was told to, or has to."""
+def _plays_on(name: str, rerun: bool | None, steps: Steps) -> bool:
+    """Whether a method runs the runs again: where it can and was told to, or has to. What decisions
+    were worth the log may tell.
+    """
     if "replay" not in inspect.signature(method(name)).parameters:
         return False
     if rerun is not None:
         return rerun
-    columns = METHODS[name].needs - {"replay", "decisions"} if name in METHODS else ()
-    known = bool(columns) and all(getattr(steps, column) is not None for column in columns)
-    return not known and not _OF_LOGS & options.keys()
+    needs = METHODS[name].needs if name in METHODS else {"replay"}
+    return "replay" in needs or any(getattr(steps, column) is None for column in needs - _OF_LOGS)

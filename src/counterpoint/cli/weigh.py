@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from counterpoint.cli import render
-from counterpoint.cli.again import Again, Answer, accounts, answered
+from counterpoint.cli.again import Again, Answer, accounts, answered, foreign
 from counterpoint.cli.options import (
     Append,
     Budgeted,
@@ -88,11 +88,13 @@ def credit(
     causal = options.get("causal") is True
     steps = Steps.from_traces(_keep(traces, kept), rewards, descent=causal)
     try:
-        replay_for = accounts(again, names, options, steps, kept)
-        answers, refused = _estimates(names, steps, options, replay_for)
+        with accounts(again, names, steps, kept) as replay_for:
+            answers, refused = _estimates(names, steps, options, replay_for)
     except Unidentified as unidentified:
         if json_:
             render.as_json(unidentified.as_dict())
+        if kept and foreign(kept) is None:
+            render.note("these runs can be played on from: with --rerun, branches tell it")
         raise
     if price:
         _priced(answers, refused, json_)
