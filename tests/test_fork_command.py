@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive import fork, replay
 from counterpoint.save import save, trace_lines
 from counterpoint.validate import validate
+from little_envs import Doors
 
 # -- the command -------------------------------------------------------------------------------
 
@@ -156,3 +158,67 @@ def test_an_environment_of_ones_own_is_named_by_its_file(tmp_path, capfd):
     status, told, _ = cli(capfd, *given, "--env", f"{source}:Coin", "--json")
     assert status == 0
     assert abs(told["mean"] - 0.5) < 4 * told["stderr"]
+
+
+# -- prices and budgets ------------------------------------------------------------------------
+
+DOORS = ("--env", f"{Path(__file__).parent / 'little_envs.py'}:Doors")
+
+
+@pytest.fixture
+def doors(tmp_path):
+    """A run of two turns, of which the second calls the environment once."""
+    save(tmp_path / "d.jsonl", trace_lines(rollout(Doors(), Softmax(), groups=1, rollouts=1)[0]))
+    return tmp_path / "d.jsonl"
+
+
+def test_a_price_is_quoted_from_the_record(doors, capfd):
+    """By hand: from the first act on two turns and a call are left; an act kept costs no pass."""
+    given = ("fork", doors, *DOORS, "-n", "5", "--json", "--price")
+    for do, passes in (("resample", 10), ("keep", 5)):
+        status, told, _ = cli(capfd, *given, "--at", "first:act", "--do", do)
+        assert status == 0
+        assert told == {"env_calls": 5, "forward_passes": passes, "tokens": told["tokens"]}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_budget_keeps_the_branches_that_it_pays_for(workers, doors, tmp_path, capfd):
+    """Two passes each: seven pay for three, which are written, printed and said; exit 1. With the
+    file that they stand in, the rest is played, and no branch stands there twice.
+    """
+    out = tmp_path / "b.jsonl"
+    given = ("fork", doors, *DOORS, "-n", "5", "--at", "first:act", "--do", "resample", "--json")
+    part = (*given, "--budget", "forward_passes=7", "-o", out, "--workers", workers)
+    status, told, _ = cli(capfd, *part)
+    assert (status, len(told["branches"])) == (1, 3)
+    assert told["spent"]["forward_passes"] == 6
+    assert told["notes"] == ["the budget is spent: 2 branches are left out"]
+    status, whole, _ = cli(capfd, *given, "-o", out, "--append")
+    assert (status, whole["cached"], whole["spent"]["forward_passes"]) == (0, 3, 4)
+    assert whole["branches"] == cli(capfd, *given)[1]["branches"]
+    assert [t.trace_id for t in read(out)] == [b["trace_id"] for b in whole["branches"]]
+
+
+def test_nothing_is_led_along_where_the_budget_covers_no_branch(doors, capfd):
+    """Then nothing is spent at all."""
+    given = ("fork", doors, *DOORS, "-n", "5", "--at", "first:act", "--do", "resample", "--json")
+    status, told, _ = cli(capfd, *given, "--budget", "env_calls=0", "--budget", "tokens=10")
+    assert (status, told["branches"], told["mean"]) == (1, [], None)
+    assert set(told["spent"].values()) == {0}
+    status, _, err = cli(capfd, *given, "--budget", "dollars=1")
+    assert status == 1
+    assert "a budget is in env_calls, forward_passes, tokens, not dollars" in err
+
+
+def test_a_torn_file_of_branches_is_named_with_its_line(file, tmp_path, capfd):
+    """A branch that would be added to a file that cannot be read is not played."""
+    path, _ = file
+    out = tmp_path / "b.jsonl"
+    given = ("fork", path, "--at", "first:act", "--do", "keep", "-n", "1", "-o", out, "--append")
+    assert cli(capfd, *given)[0] == 0
+    lines = out.read_bytes().splitlines(keepends=True)
+    out.write_bytes(b"".join([*lines[:-1], lines[-1][:20]]))
+    status, _, err = cli(capfd, *given)
+    assert status == 1
+    assert f"{out}:{len(lines)}" in err
+    assert "take the line out, and its branch is played again" in err
