@@ -153,7 +153,7 @@ def test_the_study_writes_a_page(tmp_path):
     assert done.exit_code == 0
     rows = json.loads(done.stdout)
     assert {"outcome", "T2_ratio", "shows"} < {name for row in rows for name in row}
-    page = (tmp_path / "diffusion.html").read_text()
+    page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 3
     assert isinstance(CliRunner().invoke(app, arguments).exception, Refused)
 

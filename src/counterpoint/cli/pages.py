@@ -42,24 +42,29 @@ def report(
 
 @app.command("study")
 def study_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="`diffusion`, `reference`.")],
-    out: Annotated[Path, typer.Option("-o", help="The folder to write into.")] = Path("study"),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="`diffusion`, `reference`, `cad`.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", help="The folder to write into; default: study-NAME.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer draws.")] = False,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Answer a question of this package's own with figures: what uniform credit loses."""
+    """Answer a question with figures: what uniform credit loses, which method is worth its cost."""
     from counterpoint.study import study
 
+    out = out or Path(f"study-{name}")
+    if (out / "report.html").exists() and not force:
+        raise Refused(f"{out / 'report.html'} exists; choose another folder, or say --force")
     result = study(name, out, quick, render.progress)
-    with whole_file(out / f"{name}.html", force=force) as file:
+    with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode())
     if json_:
         render.as_json(result.rows)
     else:
         for _, alike in groupby(result.rows, key=tuple):  # rows that have the same columns
             render.table(list(alike))
-    render.note(f"wrote {out / f'{name}.html'}")
+    render.note(f"wrote {out / 'report.html'}")
 
 
 @app.command()

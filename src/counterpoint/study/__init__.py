@@ -11,9 +11,8 @@ from typing import Protocol
 from counterpoint.report import Page
 from counterpoint.save import folder
 from counterpoint.spelling import Refused
+from counterpoint.study import cad_page, diffusion, reference
 from counterpoint.study.asked import Progress, silent
-from counterpoint.study.diffusion import diffusion
-from counterpoint.study.reference import reference
 
 
 class Study(Protocol):
@@ -23,7 +22,11 @@ class Study(Protocol):
         """The page that answers it; `quick` takes fewer draws."""
 
 
-STUDIES: dict[str, Study] = {"diffusion": diffusion, "reference": reference}
+STUDIES: dict[str, Study] = {
+    "diffusion": diffusion.diffusion,
+    "reference": reference.reference,
+    "cad": cad_page.cad,
+}
 """Every study by name."""
 
 
