@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from counterpoint.ledger import Credit
+from counterpoint.policies import described
 from counterpoint.policies.tabular import Softmax
 from counterpoint.redrive.follow import Team
 from counterpoint.spelling import Refused
@@ -42,6 +43,7 @@ def update(
     entropy: float = 0.0,
     max_norm: float | None = None,
     stale: Stale = "refuse",
+    optimizer: Any = None,
 ) -> dict[str, float]:
     """Move policies along the gradient of a loss; each one that moved gets a new version.
 
@@ -51,7 +53,10 @@ def update(
         clip         max(−A·ρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high))    ρ = π / π_old of (a | o)
 
     H is the entropy of the policy in the row's state, KL that from the policy to its reference. For
-    tables of logits all of it is exact, by π alone.
+    tables of logits both are exact. For models π is a token's, Σ runs over the tokens that were
+    written, as they were stored, and H and KL are those of a whole turn, by the turns that there
+    are: half the square of log π, and of log π − log π_ref, whose mean gradients are those of −H
+    and of KL.
 
     Rows are used by the version of the policy that played them, which every act names. `reinforce`
     takes rows that the policy played as it is now; of others it knows nothing, so they are refused,
@@ -63,7 +68,8 @@ def update(
     Args:
         policies: one policy for all roles, or one per role; a role without one, or whose policy is
             not `trainable`, is left alone.
-        steps: rows with `anchor`, `menu` and `action`, as traces of a played environment give.
+        steps: rows with `anchor`, `menu` and `action`, as traces of a played environment give; for
+            a model, with `tokens`.
         credit: one advantage per row; rows that are NaN, masked, or chose nothing move nothing.
         lr: step size, per group and turn.
         loss: "reinforce" or "clip".
@@ -75,6 +81,8 @@ def update(
         entropy: weight of the entropy.
         max_norm: longest gradient, all policies together; a longer one is scaled down to it.
         stale: what reinforce does with rows of another version: "refuse", "skip" or "use".
+        optimizer: of models, a `torch.optim.Optimizer` over their `parameters`, such as Adam; lr is
+            put into it. None goes straight down the gradient, as tables always do.
 
     Returns:
         Numbers of the last epoch, before its step: rows (that were used), stale (left out), loss,
@@ -100,7 +108,7 @@ def update(
         kept = fresh(policy, steps, own, rule)
         left += len(own) - len(kept)
         held = _reference(reference, steps, roles)
-        learners.append(_learner(policy, Rows(steps, kept, credit.values[kept], held)))
+        learners.append(_learner(policy, Rows(steps, kept, credit.values[kept], held), optimizer))
         rows.append(kept)
     told: dict[str, float] = {"rows": sum(map(len, rows)), "stale": left}
     if not learners:
@@ -111,13 +119,13 @@ def update(
             length = sound(steps, slopes, rows, epoch)
             scale = 1.0 if max_norm is None or length <= max_norm else max_norm / length
             for learner in learners:
-                learner.move(lr * scale)
+                learner.move(lr, scale)
+        for learner in learners:
+            learner.install()
     except BaseException:
         for learner in learners:
             learner.give_up()
         raise
-    for learner in learners:
-        learner.install()
     return told | summed(slopes) | {"gradient_norm": length}
 
 
@@ -128,7 +136,14 @@ def _reference(reference: Team | None, steps: Steps, roles: list[int]) -> Any:
     return next((reference[n] for c in roles if (n := steps.names["role"][c]) in reference), None)
 
 
-def _learner(policy: Any, rows: Rows) -> Learner:
+def _learner(policy: Any, rows: Rows, optimizer: Any) -> Learner:
     if isinstance(policy, Softmax):
         return Moving(policy, rows)
-    raise Refused(f"the policy is a {type(policy).__name__}, which `update` cannot move")
+    if described(policy, "logprobs_of"):
+        from counterpoint.training.torch_updates import Descending
+
+        return Descending(policy, rows, optimizer)
+    raise Refused(
+        f"the policy is a {type(policy).__name__}, which has no `logprobs_of` and is no table, so "
+        "that `update` cannot move it"
+    )

@@ -80,8 +80,8 @@ class Kept:
         if (self.path / "curve.jsonl").exists():
             self.rows = read_curve(self.path)
 
-    def put_back(self, policies: Sequence[Any]) -> None:
-        """Bring policies to where the last finished step left them."""
+    def put_back(self, policies: Sequence[Any], optimizer: Any) -> None:
+        """Bring policies, and their optimiser, to where the last finished step left them."""
         if not self.rows:
             return
         for number, policy in enumerate(policies):
@@ -92,6 +92,10 @@ class Kept:
                     f"{path} holds version {policy.version}, and the curve ends with version "
                     f"{self.rows[-1]['versions'][number]}"
                 )
+        if optimizer is not None:
+            from counterpoint.training.torch_updates import load_moments
+
+            load_moments(optimizer, self._place(len(self.rows), "optimizer"))
 
     def keep(
         self,
@@ -100,6 +104,7 @@ class Kept:
         steps: Steps,
         credit: Credit,
         policies: Sequence[Any],
+        optimizer: Any,
         **how: Any,
     ) -> None:
         """Write a finished step, its line of the curve last.
@@ -110,6 +115,7 @@ class Kept:
             steps: their table.
             credit: one number a turn.
             policies: those that learn, as they are after the step.
+            optimizer: of models, or None.
             **how: `method` and `params`, as in a credit file.
         """
         step = len(self.rows)
@@ -121,11 +127,15 @@ class Kept:
             save(folder(self.path / "credit") / name, earned, force=True)
         for number, policy in enumerate(policies):
             policy.save(self._place(step + 1, number), force=True)
+        if optimizer is not None:
+            from counterpoint.training.torch_updates import save_moments
+
+            save_moments(optimizer, self._place(step + 1, "optimizer"))
         self._write("curve.jsonl", [encode(each) for each in [*self.rows, row]])
         self.rows.append(row)
 
-    def _place(self, step: int, number: int) -> Path:
-        return folder(self.path / "policies" / f"{step:04}") / f"{number}"
+    def _place(self, step: int, name: int | str) -> Path:
+        return folder(self.path / "policies" / f"{step:04}") / f"{name}"
 
     def _write(self, name: str, lines: Sequence[bytes]) -> None:
         with whole_file(self.path / name, force=True) as file:

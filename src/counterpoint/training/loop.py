@@ -46,6 +46,7 @@ class _Run(NamedTuple):
     size: tuple[int, int]
     seed: int
     rule: Mapping[str, Any]
+    optimizer: Any
 
 
 class _Step(NamedTuple):
@@ -92,7 +93,7 @@ def train(
         out: a folder for traces, credit, policies, settings and the curve (`kept`).
         resume: go on with the run that is in the folder.
         progress: is given the steps and passes them on, such as a progress bar.
-        **rule: of `update`: lr, and what else it takes.
+        **rule: of `update`: lr, and what else it takes; optimizer is "adam" for models, or None.
 
     Returns:
         The curve, one row a step: step, runs, success (mean of what the team was paid, costs left
@@ -105,18 +106,19 @@ def train(
         Refused: what `rollout`, `estimate` and `update` refuse, with the step; a folder that holds
             another run, or one that cannot be written. What was finished before stays whole.
     """
-    run = _Run(env, team_of(env, policies), method, dict(options or {}), (groups, rollouts), seed,
-               dict(rule))  # fmt: skip
+    team = team_of(env, policies)
+    learn = _learners(team)
+    optimizer = _optimizer(rule.get("optimizer"), learn)
+    run = _Run(env, team, method, dict(options or {}), (groups, rollouts), seed, rule, optimizer)
     if steps < 0 or min(run.size) < 1:
         raise Refused(f"{steps} steps of {groups} groups of {rollouts} runs cannot be played")
     _named(rule)
     if odd := [name for name in budget or () if name not in vars(Spent())]:
         raise Refused(f"a budget is in {', '.join(vars(Spent()))}, not {odd[0]}")
-    learn = _learners(run.team)
     kept = None if out is None else Kept(out, _settings(run, budget), resume)
     rows: list[Row] = []
     if kept is not None:
-        kept.put_back(learn)
+        kept.put_back(learn, optimizer)
         rows += kept.rows
     for step in (progress or iter)(range(len(rows), steps)):
         left = _left(budget, rows)
@@ -127,8 +129,8 @@ def train(
         made = _stepped(run, step, left)
         if kept is not None:
             params = _plain(parameters(method, run.options))
-            kept.keep(made.row, made.traces, made.steps, made.credit, learn, method=method,
-                      params=params)  # fmt: skip
+            kept.keep(made.row, made.traces, made.steps, made.credit, learn, optimizer,
+                      method=method, params=params)  # fmt: skip
         rows.append(made.row)
     return rows
 
@@ -140,6 +142,17 @@ def _named(rule: Mapping[str, Any]) -> None:
         raise Refused(f"update has no option {odd[0]!r}; it has {', '.join(known)}")
     if "lr" not in rule:
         raise Refused("lr is missing; a step size is above 0")
+
+
+def _optimizer(name: Any, learn: Sequence[Any]) -> Any:
+    """The optimiser of that name for the models among those that learn."""
+    if name is None:
+        return None
+    if name != "adam":
+        raise Refused(f"optimizer is {name!r:.80}; in a loop it is 'adam', or None")
+    from counterpoint.training.torch_updates import adam
+
+    return adam(learn)
 
 
 def _learners(team: Mapping[str, Policy]) -> list[Any]:
@@ -162,7 +175,7 @@ def _stepped(run: _Run, step: int, left: Budget | None) -> _Step:
         specs = run.env.tools()
         spent = sum((cost(trace.events, 0, specs) for trace in traces), Spent())
         credit, account = credited(run.method, steps, traces, run.options, _less(left, spent))
-        told = update(run.team, steps, credit, **run.rule)
+        told = update(run.team, steps, credit, **{**run.rule, "optimizer": run.optimizer})
     except Refused as refusal:
         raise Refused(f"step {step}: {refusal}") from refusal
     spent = spent + account.spent

@@ -51,17 +51,21 @@ class Rows(NamedTuple):
     reference: Any
 
 
+Terms: TypeAlias = dict[str, tuple[float, int]]
+"""Name → (sum over what is counted, how many); `loss` is a sum alone, over groups."""
+
+
 class Slope(NamedTuple):
     """What one policy says of a step before it is taken.
 
     Attributes:
         square: squared Euclidean length of its gradient.
-        terms: name → (sum over what is counted, how many): `loss` is a sum alone, over groups.
+        terms: what is reported.
         unsound: rows whose own part of the loss is no finite number.
     """
 
     square: float
-    terms: dict[str, tuple[float, int]]
+    terms: Terms
     unsound: Ints
 
 
@@ -71,8 +75,8 @@ class Learner(Protocol):
     def slope(self, rule: Rule) -> Slope:
         """The gradient where it stands now, kept for `move`."""
 
-    def move(self, size: float) -> None:
-        """Go along the gradient, `size` times its length."""
+    def move(self, lr: float, scale: float) -> None:
+        """Go a step of size lr along the gradient, which is `scale` times as long as it was."""
 
     def install(self) -> None:
         """Act by where it stands from now on; where nothing moved, nothing changes."""
@@ -176,6 +180,13 @@ def sound(steps: Steps, slopes: list[Slope], rows: list[Ints], epoch: int) -> fl
         f"the loss is {loss:g} and the gradient {length:g} long in epoch {epoch}, from trace "
         f"{', '.join(map(str, names[:TRACES_NAMED]))}{more}; nothing was installed"
     )
+
+
+def added(into: Terms, more: Terms) -> None:
+    """Count more of the same."""
+    for name, (value, count) in more.items():
+        had = into.get(name, (0.0, 0))
+        into[name] = had[0] + value, had[1] + count
 
 
 def summed(slopes: list[Slope]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.policies.tabular import Softmax
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
-from counterpoint.training.step import Rows, Rule, Slope
+from counterpoint.training.step import Rows, Rule, Slope, Terms, added
 
 _BOUND = 20.0  # of a log-ratio, as in `counterpoint.losses`
 
@@ -46,15 +46,15 @@ class Moving:
         """Σ over rows of the slope of the loss in each logit ÷ groups, with its sign turned."""
         self.gradient = {}
         unsound = [np.zeros(0, dtype=np.int64)]
-        terms: dict[str, tuple[float, int]] = {"loss": (0.0, 0)}
+        terms: Terms = {"loss": (0.0, 0)}
         for cell in self.cells:
             p = _chances(self.logits, cell)
             weight, lost, about = _surrogate(rule, self.steps, cell, p)
             unsound.append(cell.rows[~np.isfinite(lost)])
             pull = np.bincount(cell.action, weights=weight, minlength=len(p)) - weight.sum() * p
             held, costs = self._regular(rule, cell, p)
-            _add(terms, {"loss": (float(lost.sum()) / self.steps.n_groups, 0), **about})
-            _add(terms, costs)
+            added(terms, {"loss": (float(lost.sum()) / self.steps.n_groups, 0), **about})
+            added(terms, costs)
             slope = (pull + held * len(cell.rows)) / self.steps.n_groups
             kept = self.gradient.setdefault(cell.anchor, {})
             for label, g in zip(cell.labels, slope.tolist(), strict=True):
@@ -62,9 +62,7 @@ class Moving:
         square = float(sum(g * g for row in self.gradient.values() for g in row.values()))
         return Slope(square, terms, np.concatenate(unsound))
 
-    def _regular(
-        self, rule: Rule, cell: _Cell, p: Floats
-    ) -> tuple[Floats, dict[str, tuple[float, int]]]:
+    def _regular(self, rule: Rule, cell: _Cell, p: Floats) -> tuple[Floats, Terms]:
         """The pull of entropy and KL on the logits of a state, exact, and what both are there."""
         log, n = np.log(np.maximum(p, np.finfo(float).tiny)), len(cell.rows)
         entropy = -float(p @ log)
@@ -79,12 +77,12 @@ class Moving:
             loss += rule.kl * away
         return pull, {**about, "loss": (loss * n / self.steps.n_groups, 0)}
 
-    def move(self, size: float) -> None:
+    def move(self, lr: float, scale: float) -> None:
         """Go along the gradient."""
         for anchor, slope in self.gradient.items():
             row = self.logits.setdefault(anchor, {})
             for label, g in slope.items():
-                row[label] = row.get(label, 0.0) + size * g
+                row[label] = row.get(label, 0.0) + lr * scale * g
 
     def install(self) -> None:
         """Act by the table as it is now, if that is another one."""
@@ -117,9 +115,7 @@ def _cells(rows: Rows) -> Iterator[_Cell]:
         )
 
 
-def _surrogate(
-    rule: Rule, steps: Steps, cell: _Cell, p: Floats
-) -> tuple[Floats, Floats, dict[str, tuple[float, int]]]:
+def _surrogate(rule: Rule, steps: Steps, cell: _Cell, p: Floats) -> tuple[Floats, Floats, Terms]:
     """(rows,) what each row weighs ∇log π with, its part of the loss, and what was clipped."""
     A, logp = cell.advantage, np.log(np.maximum(p, np.finfo(float).tiny))[cell.action]
     if rule.loss == "reinforce":
@@ -143,12 +139,6 @@ def _sampled(steps: Steps, rows: Ints) -> Floats:
             "and the clipped surrogate compares with it; say loss='reinforce'"
         )
     return old
-
-
-def _add(into: dict[str, tuple[float, int]], more: Mapping[str, tuple[float, int]]) -> None:
-    for name, (value, count) in more.items():
-        had = into.get(name, (0.0, 0))
-        into[name] = had[0] + value, had[1] + count
 
 
 def _chances(logits: Mapping[str, Mapping[str, float]], cell: _Cell) -> Floats:
