@@ -463,3 +463,14 @@ def test_a_loss_that_is_no_number_stops_with_step_and_trace(tmp_path):
     ):
         trained(tmp_path / "run", method=f"{own}:mine")
     assert len(read_curve(tmp_path / "run")) == 2
+
+
+def test_report_reads_the_folder_of_a_run(tmp_path):
+    """The page opens with the curve, and goes on with the runs of the last step."""
+    trained(tmp_path / "run", steps=2)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "page")])
+    assert done.exit_code == 0
+    page = (tmp_path / "page/report.html").read_text()
+    assert page.index("Training") < page.index("Credit")
+    assert "<svg" in page
+    assert "2 steps." in page

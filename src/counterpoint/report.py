@@ -126,12 +126,15 @@ class Page(NamedTuple):
 
 
 def about_runs(
-    traces: Sequence[Trace], methods: Sequence[str] | None = None, findings: Sequence[Finding] = ()
+    traces: Sequence[Trace],
+    methods: Sequence[str] | None = None,
+    findings: Sequence[Finding] = (),
+    first: Sequence[Section] = (),
 ) -> Page:
     """The page of `counterpoint report`: facts, findings, credit by several methods, a figure.
 
-    The methods are by default the four `SIGNALS`; one that refuses these runs is listed with its
-    reason. Raises Refused if no run has a turn.
+    What stands in `first` opens the page. The methods are by default the four `SIGNALS`; one that
+    refuses these runs is listed with its reason. Raises Refused if no run has a turn.
     """
     steps = Steps.from_traces(traces)
     if not len(steps):
@@ -142,6 +145,7 @@ def about_runs(
     counted = {"runs": checked.traces, "events": checked.events, **checked.counts}
     totals = Counter(finding.rule for finding in checked.findings)
     sections = [
+        *first,
         Section("Credit", " ".join([MEANING, *refused]), rows),
         *(regression_of(name, credit) for name, credit in results.items() if _regressed(credit)),
         *_busiest_run(steps, results),
@@ -151,6 +155,40 @@ def about_runs(
     ]
     sections = [section for section in sections if section.rows or section.text or section.svg]
     return Page(page("Who earned the reward", sections), rows)
+
+
+CURVE = ("step", "success", "outcome", "env_calls", "tokens", "dead_groups", "truncated",
+         "gradient_norm", "entropy")  # fmt: skip
+"""What a table says of a step of training."""
+
+STEPS_LISTED = 20
+
+
+def some_steps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """At most twenty rows of a curve, evenly spread, the last among them, for a table."""
+    every = max(1, -(-len(rows) // STEPS_LISTED))
+    kept = [row for number, row in enumerate(rows, 1) if (len(rows) - number) % every == 0]
+    return [{name: row.get(name) for name in CURVE} for row in kept]
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]]) -> Section:
+    """How a training run went: success and outcome against what it had spent."""
+    spent = np.cumsum([row["env_calls"] for row in rows])
+
+    def draw(axes: Any) -> None:
+        ax = axes[0, 0]
+        for name in ("success", "outcome"):
+            values = [np.nan if row.get(name) is None else row[name] for row in rows]
+            ax.plot(spent, values, marker=".", label=name)
+        ax.set_xlabel("calls of the environment so far, branches included")
+        ax.legend(fontsize=8, frameon=False)
+
+    text = (
+        f"{len(rows)} steps. Success is what the team was paid, on average over the runs of a "
+        "step, and outcome the same with costs taken off. What follows is about the last step."
+    )
+    caption = "Every point is a step."
+    return Section("Training", text, some_steps(rows), figure(1, 1, draw, height=2.4), caption)
 
 
 def _busiest_run(steps: Steps, results: Mapping[str, Credit]) -> list[Section]:

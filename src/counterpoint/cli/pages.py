@@ -14,6 +14,7 @@ from counterpoint.formats import read
 from counterpoint.save import folder, whole_file
 from counterpoint.schema import Finding
 from counterpoint.spelling import Refused
+from counterpoint.training import read_curve
 
 
 @app.command()
@@ -27,12 +28,16 @@ def report(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Write one page about a set of runs: facts, findings, credit by several methods, a figure."""
-    from counterpoint.report import about_runs
+    """Write one page about a set of runs, or a folder of `train`: facts, credit, a figure."""
+    from counterpoint.report import about_runs, curve_of
 
+    first = []
+    if (path / "curve.jsonl").is_file():
+        rows = read_curve(path)
+        first, path = [curve_of(rows)], path / "traces" / f"{len(rows) - 1:04}.jsonl"
     found: list[Finding] = []
     traces = list(render.progress(read(path, format_, findings=found), "reading"))
-    result = about_runs(traces, methods.split(",") if methods else None, found)
+    result = about_runs(traces, methods.split(",") if methods else None, found, first)
     folder(out)
     with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode("utf-8", "backslashreplace"))

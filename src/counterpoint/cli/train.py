@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from counterpoint.cli import render
 from counterpoint.cli.options import Budgeted, Json, Settings, app, budget_of, options_of, policy_of
 from counterpoint.envs import make
-
-SHOWN = ("step", "success", "outcome", "env_calls", "tokens", "dead_groups", "truncated",
-         "gradient_norm", "entropy")  # fmt: skip
-LINES = 20
-"""Steps that the table shows, spread over the run."""
 
 
 @app.command("train")
@@ -48,6 +43,7 @@ def train_(
     json_: Json = False,
 ) -> None:
     """Train a team by a credit method, and show how it went."""
+    from counterpoint.report import some_steps
     from counterpoint.training import cast_for, train
 
     played = make(env, **options_of(dials))
@@ -71,12 +67,6 @@ def train_(
     if json_:
         render.as_json(curve)
         return
-    every = max(1, -(-len(curve) // LINES))
-    told: list[dict[str, Any]] = [
-        row for row in curve if row["step"] % every == 0 or row is curve[-1]
-    ]
-    render.table(
-        [{name: row.get(name) for name in SHOWN} for row in told], f"{method} in {played.id}"
-    )
+    render.table(some_steps(curve), f"{method} in {played.id}")
     if out is not None:
         render.note(f"wrote {out}; `counterpoint report {out} -o PAGE` makes a page of it")

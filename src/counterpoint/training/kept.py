@@ -145,6 +145,8 @@ class Kept:
 def read_curve(path: str | Path) -> list[Row]:
     """The curve of a folder, one row a step. Raises Refused if it holds none that can be read."""
     where = Path(path) / "curve.jsonl"
+    if not where.exists():
+        raise Refused(f"{path} holds no finished step of training")
     return [_decoded(line, where) for line in _bytes(where).splitlines()]
 
 
