@@ -99,6 +99,21 @@ class Foreseen(NamedTuple):
     spent: Spent
 
 
+class Retold(NamedTuple):
+    """The turns that branches took, the act at the place itself first; T is the longest of them.
+
+    Attributes:
+        agent: (places, n, T) as in `Foreseen`.
+        label: (places, n, T) as in `Foreseen`.
+        probs: (places, n, T, labels) the policy's probability of each label; NaN where it gives
+            none, and after the end.
+    """
+
+    agent: Ints
+    label: Ints
+    probs: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class Branches:
     """Outcomes of branches, which are numbered at every place; `Branches.of` fills in defaults.

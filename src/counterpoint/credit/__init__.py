@@ -10,6 +10,7 @@ from counterpoint.credit.contract import check_credit_method
 from counterpoint.credit.cosac import cosac
 from counterpoint.credit.critic import gae
 from counterpoint.credit.folded import fold_grpo
+from counterpoint.credit.fusion import fusion
 from counterpoint.credit.grouped import grpo, rloo
 from counterpoint.credit.hierarchy import hiper
 from counterpoint.credit.hindsight import hcapo
@@ -46,6 +47,7 @@ __all__ = [
     "dr_mas",
     "estimate",
     "fold_grpo",
+    "fusion",
     "gae",
     "gigpo",
     "grpo",

@@ -75,6 +75,11 @@ class Account:
         """As the replay."""
         return self._replay.menu(places)
 
+    @property
+    def retell(self) -> Any:
+        """As the replay, which leads its branches again; None where it cannot."""
+        return getattr(self._replay, "retell", None)
+
     def branch(
         self,
         places: Ints,

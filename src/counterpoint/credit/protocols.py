@@ -20,6 +20,7 @@ from counterpoint.branches import (
     Branches,
     Downstream,
     Menu,
+    Retold,
     Spent,
 )
 from counterpoint.groups import Bools, Floats, Ints
@@ -98,6 +99,24 @@ class Replay(Protocol):
             start: number of the first branch.
             seed: of all draws.
             downstream: what the others do after something has changed.
+        """
+
+
+class Retelling(Protocol):
+    """A replay that also tells what was done in its branches, as a game's `Rerun` can."""
+
+    def retell(
+        self,
+        places: Ints,
+        action: Ints,
+        n: int,
+        *,
+        agents: Sequence[Any],
+        start: int = 0,
+        seed: int = 0,
+    ) -> Retold:
+        """The turns of the branches that `branch` gives for the same question, `each` being 1 and
+        `downstream` "anew"; costs nothing. `agents` are names, as in `Steps.names["agent"]`.
         """
 
 

@@ -137,6 +137,7 @@ METHODS: dict[str, Method] = {
         "replayed_shapley:shapley", "shapley:frozen", "Shapley 1953", conserves=True
     ),
     "c3": _measured("replayed:c3", "seqau", "arXiv:2603.06859", unbiased=True),
+    "fusion": _measured("fusion:fusion", "seqau", "this project's own"),
     "at_grpo": _measured("replayed:at_grpo", "seqau", "arXiv:2510.11062"),
     "treemem": _measured("replayed:treemem", "outcome", "arXiv:2605.04811"),
     "ccpo": _measured("replayed_teams:ccpo", "shaped", "arXiv:2603.21563"),

@@ -24,6 +24,7 @@ from counterpoint.branches import (
     Downstream,
     Foreseen,
     Menu,
+    Retold,
     Spent,
 )
 from counterpoint.games.game import action_values
@@ -209,19 +210,40 @@ class Rerun:
         key = _mixed(seed, state, np.tile(np.arange(n), len(asked)))
         drawn = entry == RESAMPLE
         act = np.where(drawn, self._draw(state, _mixed(key, _ACT)), entry)
-        who, acts = self._onward(state, act, key)
-        held = np.full(len(self._null) + 1, -1)  # the last one is of turns after the end
-        for place, name in enumerate(agents):
-            if name in self._code:
-                held[self._code[name]] = place
-        shape = (len(asked), n, who.shape[1])
-        passes = int((who >= 0).sum()) - int((~drawn).sum())
+        states, acts = self._onward(state, act, key, np.zeros(len(key), dtype=np.int64))
+        shape = (len(asked), n, states.shape[1])
+        passes = int((states >= 0).sum()) - int((~drawn).sum())
         return Foreseen(
-            agent=held[who].reshape(shape),
+            agent=self._among(agents, states).reshape(shape),
             label=acts.reshape(shape),
             of=back.reshape(-1),
             spent=Spent(forward_passes=passes),
         )
+
+    def retell(
+        self,
+        places: Ints,
+        action: Ints,
+        n: int,
+        *,
+        agents: Sequence[Any],
+        start: int = 0,
+        seed: int = 0,
+    ) -> Retold:
+        """As `credit.protocols.Retelling.retell`: the walk is led again, by the same draws."""
+        row = np.repeat(self._rows(places), n)
+        step, state = self._step[row], self._state[row]
+        number = np.tile(np.arange(start, start + n), len(places))
+        own = _mixed(seed, self._run[row], step, number)
+        wanted = np.repeat(action, n)
+        drawn = self._draw(state, _mixed(own, _ACT))
+        act = np.where(wanted == RESAMPLE, drawn, self._entry(wanted, row))
+        leaf = np.zeros(len(row), dtype=np.int64)
+        states, acts = self._onward(state, act, _mixed(own, leaf), step)
+        shape = (len(places), n, states.shape[1])
+        probs = np.where((states >= 0)[:, :, None], self._game.probability[states], np.nan)
+        agent = self._among(agents, states).reshape(shape)
+        return Retold(agent, acts.reshape(shape), probs.reshape(*shape, -1))
 
     def hindsight(self, places: Ints, outcome: Floats) -> Floats:
         """As `credit.asking.Hindsight`, exactly: log π(a | h, R) by Bayes' rule."""
@@ -274,22 +296,33 @@ class Rerun:
         values[live] = np.nan  # whoever is absent kept the others from ever ending
         return values, turns, passes
 
-    def _onward(self, state: Ints, act: Ints, key: Words) -> tuple[Ints, Ints]:
-        """(walks, turns) who acts and what they do from an act on, −1 after the end."""
+    def _onward(self, state: Ints, act: Ints, key: Words, step: Ints) -> tuple[Ints, Ints]:
+        """(walks, turns) where each stands and what is done there from an act on, −1 after the end.
+
+        `step` (walks,) is the number of the first turn, by which the draws of later ones are named.
+        """
         turns: list[tuple[Ints, Ints]] = []
         state, act = state.copy(), act.copy()
         live = np.arange(len(state))
         while len(live) and len(turns) < _MOST_TURNS:
-            who, acts = np.full((2, len(state)), -1)
-            who[live], acts[live] = self._game.agent[state[live]], act[live]
-            turns.append((who, acts))
+            states, acts = np.full((2, len(state)), -1)
+            states[live], acts[live] = state[live], act[live]
+            turns.append((states, acts))
             state[live] = self._game.next[state[live], act[live]]
             live = live[state[live] >= 0]
-            act[live] = self._draw(state[live], _mixed(key[live], len(turns)))
+            act[live] = self._draw(state[live], _mixed(key[live], step[live] + len(turns)))
         if not turns:
             return np.full((len(state), 0), -1), np.full((len(state), 0), -1)
-        whos, actions = (np.column_stack(column) for column in zip(*turns, strict=True))
-        return whos, actions
+        wheres, actions = (np.column_stack(column) for column in zip(*turns, strict=True))
+        return wheres, actions
+
+    def _among(self, agents: Sequence[Any], states: Ints) -> Ints:
+        """Who acts in each state, by place in a list of names; −1 for none of them."""
+        held = np.full(len(self._null) + 1, -1)  # the last one is of turns after the end
+        for place, name in enumerate(agents):
+            if name in self._code:
+                held[self._code[name]] = place
+        return held[np.where(states < 0, -1, self._game.agent[states])]
 
     def _rows(self, places: Ints) -> Ints:
         run, step = places[:, 0], places[:, 1]

@@ -1,0 +1,280 @@
+"""Runs for a model of the outcome: those of the record, and which branches to pay for next."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from counterpoint.branches import RESAMPLE, Branches, Retold
+from counterpoint.credit.account import Prices
+from counterpoint.credit.interactions import Choice, kernels
+from counterpoint.credit.outcome_model import (
+    Group,
+    Runs,
+    asked,
+    joined,
+    later,
+    rows_of,
+)
+from counterpoint.credit.protocols import Replay, places
+from counterpoint.groups import Bools, Floats, Ints
+from counterpoint.spelling import digest_of
+from counterpoint.steps import Steps
+
+_LEARNT = 1e-6
+"""A model that is this sure of all credits, in units of its prior variance, asks for nothing."""
+
+
+class Record(NamedTuple):
+    """What was recorded, and what branches of it cost.
+
+    Attributes:
+        steps, runs: the table, and its scored rollouts as the model reads them.
+        row: (runs, T) the row of each turn, −1 after the end.
+        due: (rows,) whether a row is to be credited.
+        label: (rows, A) the label of each entry of a row's menu, −1 beyond it.
+        price: (rows,) calls of the environment that a branch takes.
+        rank: (rows,) an order of the rows in which no row number has a say.
+    """
+
+    steps: Steps
+    runs: Runs
+    row: Ints
+    due: Bools
+    label: Ints
+    price: Floats
+    rank: Ints
+
+
+def record(steps: Steps, replay: Replay, seed: int) -> Record:
+    """Read the scored rollouts, with the menus that the replay tells."""
+    rows = steps.order[~np.isnan(steps.outcome[steps.order])]
+    at = places(steps, np.arange(len(steps)))
+    menu = replay.menu(at)
+    width = menu.probs.shape[1]
+    label = np.where(np.arange(width) < menu.size[:, None], np.arange(width), -1)
+    label = label if menu.label is None else menu.label
+    probs = np.zeros((len(steps), int(label.max(initial=0)) + 1))
+    row, entry = np.nonzero(label >= 0)
+    np.add.at(probs, (row, label[row, entry]), menu.probs[row, entry])
+    probs[menu.size == 0] = np.nan
+    said = np.where(menu.taken < 0, -1, label[np.arange(len(steps)), np.maximum(menu.taken, 0)])
+    _, run = np.unique(steps.rollout[rows], return_inverse=True)
+    turn = np.arange(len(rows)) - np.searchsorted(run, run)
+    table = np.full((int(run.max(initial=-1)) + 1, int(turn.max(initial=-1)) + 1), -1)
+    table[run, turn] = rows
+    table = table[np.argsort(_ranked(steps, table[:, 0], seed), kind="stable")]
+    there, first = table >= 0, table[:, 0] if len(rows) else np.zeros(0, dtype=np.int64)
+    runs = Runs(
+        outcome=steps.outcome[first],
+        group=steps.group[first],
+        origin=np.arange(len(table)),
+        turn=np.full(len(table), -1),
+        plain=np.ones(len(table), dtype=bool),
+        whole=np.ones(len(table), dtype=bool),
+        agent=np.where(there, steps.agent[table], -1),
+        label=np.where(there, said[table], -1),
+        probs=np.where(there[:, :, None], probs[table], np.nan),
+    )
+    due = steps.mask & ~np.isnan(steps.outcome)
+    price = Prices(steps).of_branch(at, np.full(len(steps), RESAMPLE), "anew")[:, 0]
+    return Record(
+        steps, runs, table, due, label, price, _ranked(steps, np.arange(len(steps)), seed)
+    )
+
+
+def _ranked(steps: Steps, rows: Ints, seed: int) -> Ints:
+    """Where each row stands in the order of a hash of (seed, group, rollout, step)."""
+    keys = [
+        digest_of(
+            f"{seed}\x1f{steps.label('group', row)}\x1f{steps.label('rollout', row)}"
+            f"\x1f{steps.step[row]}".encode(errors="replace")
+        )
+        for row in rows.tolist()
+    ]
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
+    return rank
+
+
+# ---------------------------------------------------------------------------------------------
+# Where to branch
+
+
+class Order(NamedTuple):
+    """Branches to be run: (branches,) rows of the steps, and entries of menus or RESAMPLE."""
+
+    row: Ints
+    action: Ints
+
+
+def plain(held: Record, taken: Ints, budget: float) -> Order:
+    """Acts drawn anew, first where the fewest branches are, as many as the budget pays for."""
+    rows = np.flatnonzero(held.due)
+    sweep = held.price[rows].sum()
+    times = int(budget // sweep) + 2 if sweep else 0
+    row = np.tile(rows, times)
+    level = taken[row] + np.repeat(np.arange(times), len(rows))
+    row = row[np.lexsort((held.rank[row], level))]
+    row = row[np.cumsum(held.price[row]) <= budget]
+    return Order(row, np.full(len(row), RESAMPLE))
+
+
+def informative(held: Record, group: Group, choice: Choice, budget: float) -> Order:
+    """For one group, one branch after another where it takes most error off all credits per call.
+
+    The model's error after the runs so far is Gaussian with the kernel as prior; an outcome more
+    changes it in a known way whatever that outcome is (A-optimal design; Chaloner and Verdinelli,
+    1995). Acts are put in, not drawn. What later turns will be is taken as their mean.
+    """
+    row, entry, Z, contrast, often = _candidates(held, group)
+    if not len(row):
+        return Order(row, entry)
+    X = rows_of(group.laid, group.runs, later(group))
+
+    def shared(x: Floats, y: Floats) -> Floats:
+        return kernels(x, y, choice.order)[-1] + 1.0  # 1 for the constant
+
+    noise = max(choice.penalty, _LEARNT)
+    flat, n = np.unique(X.reshape(len(X), -1), axis=0, return_counts=True)
+    X = flat.reshape(-1, *X.shape[1:])
+    across = shared(X, Z)
+    error = shared(Z, Z) - across.T @ np.linalg.solve(shared(X, X) + np.diag(noise / n), across)
+    credit = np.sqrt(often)[:, None] * (contrast @ error)
+    picks, cost = [], held.price[row]
+    while True:
+        gain = np.sum(credit**2, axis=0) / (noise + np.diagonal(error)) / cost
+        gain[cost > budget] = -1.0
+        best = int(np.argmax(gain))
+        unsure = np.sum(credit * np.sqrt(often)[:, None] * contrast)
+        if gain[best] <= 0 or unsure <= _LEARNT * often.sum():
+            break
+        picks.append(best)
+        budget -= cost[best]
+        step = error[best] / (noise + error[best, best])
+        credit = credit - np.outer(credit[:, best], step)
+        error = error - np.outer(error[best], step)
+    found = np.array(picks, dtype=np.int64)
+    return Order(row[found], entry[found])
+
+
+def _candidates(held: Record, group: Group) -> tuple[Ints, Ints, Floats, Floats, Floats]:
+    """Every entry of the menu in every history with a row to credit: a row and an entry of it, its
+    row of the model, its contrast to the others there, and how many rows took it.
+    """
+    runs, laid, rest = group.runs, group.laid, later(group)
+    parts, rows, entries, often = [], [], [], []
+    blocks: list[Floats] = []
+    record_ = np.flatnonzero(runs.turn < 0)
+    for turn in range(min(laid.slot.shape[1], held.row.shape[1])):
+        ask = asked(laid, runs, rest, turn)
+        row = held.row[runs.origin[record_], turn]
+        on = (row >= 0) & (ask.at[record_] >= 0)
+        on[on] &= held.due[row[on]]
+        on[on] &= ~np.isnan(ask.probs[ask.at[record_[on]]]).any(axis=1)
+        node, first = np.unique(ask.at[record_[on]], return_index=True)
+        for place, own in zip(node.tolist(), row[on][first].tolist(), strict=True):
+            labels = np.flatnonzero(ask.probs[place] > 0)
+            took = runs.label[record_[on], turn][ask.at[record_[on]] == place]
+            parts.append(ask.X[place, labels])
+            rows.append(np.full(len(labels), own))
+            entries.append(np.array([int(np.argmax(held.label[own] == each)) for each in labels]))
+            often.append(np.array([np.count_nonzero(took == each) for each in labels]))
+            blocks.append(np.eye(len(labels)) - ask.probs[place, labels])
+    if not rows:
+        nothing = np.zeros(0, dtype=np.int64)
+        return nothing, nothing, laid.took[:0, 0], np.zeros((0, 0)), np.zeros(0)
+    contrast = np.zeros((sum(map(len, rows)),) * 2)
+    begin = 0
+    for block in blocks:
+        end = begin + len(block)
+        contrast[begin:end, begin:end], begin = block, end
+    return (
+        np.concatenate(rows),
+        np.concatenate(entries),
+        np.concatenate(parts),
+        contrast,
+        np.concatenate(often).astype(np.float64),
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# What was bought
+
+
+def bought(
+    held: Record, replay: Replay, order: Order, taken: Ints, seed: int
+) -> tuple[Runs, list[Branches]]:
+    """Run the branches; a place's are numbered in the order in which they are bought, and counted
+    in `taken` (rows,), in place. Those that cannot be run are left out.
+    """
+    again = np.zeros(len(order.row), dtype=np.int64)
+    by_row = np.argsort(order.row, kind="stable")
+    again[by_row] = np.arange(len(by_row)) - np.searchsorted(order.row[by_row], order.row[by_row])
+    number = taken[order.row] + again
+    np.add.at(taken, order.row, 1)
+    parts, found = [], []
+    for each in np.unique(number).tolist():
+        which = number == each
+        row, action = order.row[which], order.action[which]
+        at = places(held.steps, row)
+        branches = replay.branch(at, action, 1, start=each, seed=seed)
+        retell = getattr(replay, "retell", None)
+        names = held.steps.names["agent"]
+        told = retell and retell(at, action, 1, agents=names, start=each, seed=seed)
+        runs = _branched(held, row, branches, told)._replace(plain=action == RESAMPLE)
+        parts.append(runs.take(np.flatnonzero(~np.isnan(runs.outcome))))
+        found.append(branches)
+    none = held.runs.take(np.zeros(0, dtype=np.int64))
+    return reduce(joined, parts, none), found
+
+
+def _branched(held: Record, row: Ints, found: Branches, told: Retold | None) -> Runs:
+    """The runs that branches at these rows ended in: what went before, and what was told since."""
+    origin, turn = _where(held, row)
+    past = held.runs.take(origin)
+    if told is None:
+        drawn = found.drawn[:, 0]
+        label = np.where(drawn < 0, -1, held.label[row, np.maximum(drawn, 0)])
+        since = Retold(
+            held.steps.agent[row][:, None, None],
+            label[:, None, None],
+            past.probs[np.arange(len(row)), turn][:, None, None],
+        )
+    else:
+        since = told
+    ahead = since.agent.shape[2]
+    turns = max(int(turn.max(initial=0)) + ahead, past.agent.shape[1])
+    labels = max(since.probs.shape[3], past.probs.shape[2])
+    agent, label = np.full((2, len(row), turns), -1)
+    probs = np.full((len(row), turns, labels), np.nan)
+    before = np.arange(past.agent.shape[1]) < turn[:, None]
+    agent[:, : before.shape[1]] = np.where(before, past.agent, -1)
+    label[:, : before.shape[1]] = np.where(before, past.label, -1)
+    probs[:, : before.shape[1], : past.probs.shape[2]] = np.where(
+        before[:, :, None], past.probs, np.nan
+    )
+    at = turn[:, None] + np.arange(ahead)
+    each = np.arange(len(row))[:, None]
+    agent[each, at], label[each, at] = since.agent[:, 0], since.label[:, 0]
+    probs[each, at] = np.pad(
+        since.probs[:, 0], [(0, 0), (0, 0), (0, labels - since.probs.shape[3])]
+    )
+    return past._replace(
+        outcome=found.values[:, 0],
+        turn=turn,
+        whole=np.full(len(row), told is not None),
+        agent=agent,
+        label=label,
+        probs=probs,
+    )
+
+
+def _where(held: Record, row: Ints) -> tuple[Ints, Ints]:
+    """Which run of the record, and which of its turns, each row is."""
+    place = np.full((len(held.steps), 2), -1)
+    run, turn = np.nonzero(held.row >= 0)
+    place[held.row[run, turn]] = np.column_stack([run, turn])
+    return place[row, 0], place[row, 1]
