@@ -98,15 +98,14 @@ def test_a_decision_is_told_from_the_log_unless_branches_are_asked_for(ledger, c
 
 def test_a_price_is_quoted_and_nothing_is_played(doors, tmp_path, capfd):
     """By hand: four siblings at each turn; two turns are left at the first, one at the second, so
-    4·(2 + 1) for each of two runs.
+    4·(2 + 1) for each of two runs. "message leader: 0" has three words, 'call open {"door": 0}'
+    four, and words count where a policy gave no tokens: 4·(7 + 4) for each.
     """
     kept = tmp_path / "c.jsonl"
     asked = ("credit", "c3", doors, *DOORS, "--price", "--cache", kept, "--json")
     status, told, _ = cli(capfd, *asked)
     assert status == 0
-    assert [(row["method"], row["env_calls"], row["forward_passes"]) for row in told] == [
-        ("c3", 24, 24)
-    ]
+    assert told == [{"method": "c3", "env_calls": 24, "forward_passes": 24, "tokens": 88}]
     assert not kept.exists()
 
 

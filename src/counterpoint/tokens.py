@@ -78,6 +78,16 @@ def tokens_of(acts: Sequence[Act]) -> Tokens | None:
     )
 
 
+def stored(act: Act) -> Sequence[object]:
+    """What a turn stored one of per token: ids, or log-probabilities where they are as many as the
+    tokens that it counts. A policy that chooses among texts stores one for the whole text.
+    """
+    if act.token_ids or act.logprobs is None:
+        return act.token_ids or ()
+    whole = act.tokens_out is not None and act.mask is None and len(act.logprobs) != act.tokens_out
+    return () if whole else act.logprobs
+
+
 def written(ids: Sequence[object], mask: Sequence[bool] | None) -> int:
     """How many of a turn's tokens the policy wrote: all of them, or those of the mask."""
     return len(ids) if mask is None else sum(mask)

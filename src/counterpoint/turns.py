@@ -11,7 +11,7 @@ from counterpoint.descent import Descent, Paid, descends, gap, joined
 from counterpoint.quality import Scored, scored
 from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
 from counterpoint.spelling import Refused
-from counterpoint.tokens import tokens_of, written
+from counterpoint.tokens import stored, tokens_of, written
 from counterpoint.units import PARTS, Part, packed, parts_of
 
 
@@ -131,7 +131,7 @@ def _rows(trace: Trace) -> list[Turn]:
         elif isinstance(event, Act):
             shown = seen.pop(event.agent, None)
             anchor, state = (shown.anchor, shown.state_digest) if shown else (None, None)
-            tokens = event.token_ids or event.logprobs
+            tokens = stored(event)
             size = written(tokens, event.mask) if tokens else event.tokens_out or 0
             rows.append(
                 Turn(

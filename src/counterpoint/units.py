@@ -27,6 +27,7 @@ from counterpoint.schema import (
     Trace,
 )
 from counterpoint.spelling import Refused
+from counterpoint.tokens import stored
 from counterpoint.vocabulary import DECISIONS, UNITS
 
 PARTS: tuple[str, ...] = ("token", "message", "tool_call", "decision")
@@ -132,7 +133,7 @@ def _decisions(act: Act, row: int) -> Iterator[tuple[str, Part]]:
 
 def _tokens(act: Act, row: int) -> Iterator[tuple[str, Part]]:
     """Runs of tokens that the policy wrote, each within one item."""
-    held = act.token_ids or act.logprobs
+    held = stored(act)
     size = len(held) if held else act.tokens_out or 0
     owner = [-1] * size
     for index, item in enumerate(act.items):
