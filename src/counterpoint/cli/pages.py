@@ -47,7 +47,9 @@ def report(
 
 @app.command("study")
 def study_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="`diffusion`, `reference`, `cad`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="`diffusion`, `reference`, `cad`, `stopping`.")
+    ],
     out: Annotated[
         Path | None, typer.Option("-o", help="The folder to write into; default: study-NAME.")
     ] = None,
