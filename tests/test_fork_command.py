@@ -222,3 +222,40 @@ def test_a_torn_file_of_branches_is_named_with_its_line(file, tmp_path, capfd):
     assert status == 1
     assert f"{out}:{len(lines)}" in err
     assert "take the line out, and its branch is played again" in err
+
+
+# -- replay of forks ---------------------------------------------------------------------------
+
+
+def test_forks_are_played_again_from_their_parents(file, tmp_path, capfd):
+    """Every kind of fork, and a fork of a fork, byte for byte; alone they are only folded. A parent
+    that is another one than the fork left is named, and the others are still played.
+    """
+    path, trace = file
+    given = ("fork", path, "--trace", trace.trace_id, "-o", path, "--append", "-n", "3", "--json")
+    for at, do in (
+        ("first:act", "resample"),
+        ("first:act", "keep"),
+        ("last:act", "remove"),
+        ("first:spawn", "no_spawn"),
+        ("first:delegate", "mute"),
+        ("last:act", "stop_now"),
+        ("first:observe", "keep"),
+    ):
+        _, told, _ = cli(capfd, *given, "--at", at, "--do", do)
+    child = told["branches"][0]["trace_id"]
+    cli(capfd, "fork", path, "--trace", child, "--at", "last:act", "--do", "resample", "-n", "1",
+        "-o", path, "--append")  # fmt: skip
+    status, told, _ = cli(capfd, "replay", path, "--json")
+    assert (status, told["traces"], told["folded_only"]) == (0, told["identical"], 0)
+    assert told["traces"] == 16 + 3 * 7 + 1
+    alone, other = tmp_path / "alone.jsonl", tmp_path / "other.jsonl"
+    forks = [t for t in read(path) if t.header.fork]
+    save(alone, (line for t in forks for line in trace_lines(t)))
+    status, told, _ = cli(capfd, "replay", alone, "--json")
+    assert (status, told["identical"], told["folded_only"]) == (0, 0, len(forks))
+    lines = path.read_bytes().replace(b'"text":"none"', b'"text":"nine"')
+    other.write_bytes(lines)
+    status, told, _ = cli(capfd, "replay", other, "--json")
+    assert status == 1
+    assert any("does not leave trace" in found["what"] for found in told["diverged"])

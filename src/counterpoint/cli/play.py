@@ -83,13 +83,31 @@ def record(
 @app.command("replay")
 def replay_(path: Traces, json_: Json = False) -> None:
     """Play recorded runs again and compare byte for byte; exit 1 if one diverged."""
-    told = replay(render.progress(read_traces(path), "replaying"))
+    told = replay(render.progress(_with_parents(path), "replaying"))
     if json_:
         render.as_json(told.as_dict())
     else:
         for text in str(told).splitlines():
             render.line(render.plain(text))
     raise typer.Exit(1 if told.diverged else 0)
+
+
+def _with_parents(path: Path) -> Iterator[Trace]:
+    """The traces; forks at the end, with the parents that are there at hand."""
+    forks: dict[str, Trace] = {}
+    for trace in read_traces(path):
+        if trace.header.fork is None:
+            yield trace
+        else:
+            forks[trace.trace_id] = trace
+    wanted = {fork.header.fork.trace_id for fork in forks.values() if fork.header.fork}
+    parents = {t.trace_id: t for t in read(path) if t.trace_id in wanted} if forks else {}
+    for fork in forks.values():
+        above = fork.header.fork.trace_id if fork.header.fork else ""
+        parent = forks.get(above) or parents.get(above)
+        if parent is not None:
+            attach(fork, Cast(parent=parent))
+    yield from forks.values()
 
 
 SHOWN = 12

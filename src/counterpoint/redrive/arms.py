@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from counterpoint.branches import Spent
-from counterpoint.credit.account import Budget, check_budget, covered
+from counterpoint.credit.account import check_budget, covered
+from counterpoint.credit.protocols import Budget
 from counterpoint.envs import Env
 from counterpoint.harness import Cast, Run, attach, sealed
 from counterpoint.harness.workers import Job, spread

@@ -14,13 +14,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from counterpoint.envs import Env
-from counterpoint.harness import next_event
+from counterpoint.harness import attached, next_event
 from counterpoint.policies import Policy, described
-from counterpoint.redrive.follow import Led, Team, difference, env_for, played, team_for
+from counterpoint.redrive.follow import Led, Team, by_hand, difference, env_for, played, team_for
+from counterpoint.redrive.standing import history
 from counterpoint.schema import Act, AnyEvent, Trace
 from counterpoint.spelling import Refused
+from counterpoint.streams import keys_of
 from counterpoint.world import fold
+
+MODES = {1: "seal", 2: "re-drive", 3: "act again"}
 
 
 class Divergence(NamedTuple):
@@ -36,7 +42,7 @@ class Divergence(NamedTuple):
 
     def __str__(self) -> str:
         event = "" if self.seq is None else f", event {self.seq}"
-        return f"trace {self.trace_id}{event}, mode {self.mode}: {self.what}"
+        return f"trace {self.trace_id}{event}, mode {self.mode} ({MODES[self.mode]}): {self.what}"
 
 
 class Replayed(NamedTuple):
@@ -88,8 +94,8 @@ def replay(
 
     Returns:
         Counts, and the first divergence of each mode of each trace. Imported traces, those of the
-        Recorder, forks (whose first events are their parent's) and those without a seal are only
-        folded; their seal is still checked. No traces give zeros.
+        Recorder, forks whose parent is not at hand (a fork holds its suffix only) and those without
+        a seal are only folded; their seal is still checked. No traces give zeros.
 
     Raises:
         Refused: harness, grammar, environment or a policy given is not the version that played, or
@@ -101,14 +107,22 @@ def replay(
     for trace in [traces] if isinstance(traces, Trace) else traces:
         read += 1
         found = _seal(trace)
-        if trace.seal is None or trace.header.fork is not None or not played(trace.header):
+        if trace.seal is None or _apart(trace) or not played(trace.header):
             fold(trace)
             folded_only += not found
         else:
-            found += _driven(trace, env_for(trace.header, env), policies, unacted)
+            found += _driven(trace, env, policies, unacted)
             identical += not found
         diverged += found
     return Replayed(read, identical, folded_only, tuple(diverged), dict(unacted))
+
+
+def _apart(trace: Trace) -> bool:
+    """Whether the first events of a fork are not at hand."""
+    above: Trace | None = trace
+    while above is not None and above.header.fork is not None:
+        above = attached(above).parent
+    return above is None
 
 
 def _seal(trace: Trace) -> list[Divergence]:
@@ -130,13 +144,22 @@ def _seal(trace: Trace) -> list[Divergence]:
 
 
 def _driven(
-    trace: Trace, env: Env, policies: Team | None, unacted: Counter[str]
+    trace: Trace, env: Env | None, policies: Team | None, unacted: Counter[str]
 ) -> list[Divergence]:
-    """Modes 2 and 3 in one pass, up to the first event that mode 2 computes differently."""
-    team = team_for(trace.header, env, policies)
-    led = Led(trace.header, env)
+    """Modes 2 and 3 in one pass, up to the first event that mode 2 computes differently; of a fork
+    with its parents' events before its own.
+    """
+    try:
+        events = history(trace)
+    except Refused as refusal:  # the parent is another one than the fork left
+        return [Divergence(trace.trace_id, None, 1, str(refusal))]
+    header, ref = msgspec.structs.replace(trace.header, fork=None), trace.header.fork
+    env = env_for(header, env)
+    team = team_for(header, env, policies)
+    led = Led(header, env)
+    led.keys = keys_of(header.seed or 0, ref.keys if ref else ())
     found: dict[int, Divergence] = {}
-    for event in trace.events:
+    for event in events:
         again = _again(led, event, team, unacted)
         if again:
             found.setdefault(3, Divergence(trace.trace_id, len(led.events), 3, again))
@@ -157,7 +180,7 @@ def _again(
     bytes, None if nobody was to act or the policy is no such one.
     """
     asked = led.world.control.observe
-    if not isinstance(event, Act) or asked is None:
+    if not isinstance(event, Act) or asked is None or by_hand(event):
         return None
     role = led.role(led.events[asked].agent)
     if not described(team.get(role), "deterministic"):

@@ -37,6 +37,9 @@ from counterpoint.streams import Draws
 Team = Policy | Mapping[str, Policy]
 """One policy for all roles, or one for each."""
 
+SHOWN = 60
+"""Characters of a field that a difference shows."""
+
 ANSWERS = ("consent", "refuse")
 """What a human says when a permission rule asks; other interventions come unasked."""
 
@@ -178,7 +181,8 @@ def difference(recorded: AnyEvent, computed: AnyEvent | None) -> str | None:
     ]
     shown = _spelled(recorded, fields[0]), _spelled(computed, fields[0])
     names = ", ".join(name.removesuffix("_raw") for name in fields)
-    return f"{names} of {_named(recorded)} (recorded {shown[0]:.60}, computed {shown[1]:.60})"
+    cut = [text if len(text) <= SHOWN else f"{text[:SHOWN]}…" for text in shown]
+    return f"{names} of {_named(recorded)} (recorded {cut[0]}, computed {cut[1]})"
 
 
 def _spelled(event: AnyEvent, name: str) -> str:
