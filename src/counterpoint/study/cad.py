@@ -26,6 +26,7 @@ from counterpoint.credit import (
     coma,
     cosac,
     dr_mas,
+    fusion,
     gigpo,
     grpo,
     rloo,
@@ -39,14 +40,17 @@ from counterpoint.scoring import Measure, Metered, over_batches
 from counterpoint.spelling import CANONICAL, Refused
 from counterpoint.study.asked import Progress
 
-BATCHES = {False: 24, True: 8}
+BATCHES = {False: 8, True: 4}
 """Independent batches of each cell, in full and quick."""
 
-SEEDS = {False: 4, True: 3}
+SEEDS = {False: 2, True: 3}
 """Draws of each game."""
 
-MATCHED = ("rloo", "cad_upstream", "cad_equal", "cosac", "c3_4")
+MATCHED = ("rloo", "cad_upstream", "cad_equal", "cosac", "c3_4", "fusion")
 """Methods that are compared at equal calls as well, those that C3 with four siblings takes."""
+
+VERSION = 1
+"""Counted up whenever cells, methods or figures change, so that no study mixes two of them."""
 
 GATED = 4
 """Batches in which the gate is asked for its figures."""
@@ -110,7 +114,8 @@ def cells(quick: bool) -> list[Cell]:
     grid = list(_grid())
     if quick:
         first = {cell.game: cell for cell in reversed(grid) if cell.K == 4}
-        grid = [first[game] for game in ("T1", "T2", "T3", "T5", "T9", "T13", "T17")]
+        kinds = ("T1", "T2", "T3", "T5", "T9", "T13", "T17")
+        grid = [first[game]._replace(groups=6) for game in kinds]
     return [cell._replace(seed=seed) for cell in grid for seed in range(SEEDS[quick])]
 
 
@@ -168,6 +173,8 @@ MEASURES: dict[str, Measure] = {
     "c3_16": partial(_measured, method=c3, alternatives=16, own=4),
     "coma": partial(_measured, method=coma),
     "shapley": partial(_measured, method=shapley),
+    "aipw": partial(_measured, method=fusion, correction="always", order=1),
+    "fusion": partial(_measured, method=fusion),
 }
 """Name in the tables → the method with its options."""
 
@@ -304,7 +311,8 @@ def run_cells(out: Path, quick: bool, progress: Progress) -> Iterator[Found]:
         Refused: the folder holds a study with other settings, or a file that is no cell.
     """
     wanted = cells(quick)
-    settle(out / "settings.json", {"study": "cad", "quick": quick, "batches": BATCHES[quick]})
+    settings = {"study": "cad", "quick": quick, "batches": BATCHES[quick], "version": VERSION}
+    settle(out / "settings.json", settings)
     held = folder(out / "cells")
     missing = [cell for cell in wanted if not _file(held, cell).exists()]
     jobs = [(str(held), cell, BATCHES[quick]) for cell in missing]
