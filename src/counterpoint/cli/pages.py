@@ -48,7 +48,10 @@ def report(
 @app.command("study")
 def study_(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="`diffusion`, `reference`, `cad`, `stopping`.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="`diffusion`, `reference`, `cad`, `proof`, `stopping`."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("-o", help="The folder to write into; default: study-NAME.")

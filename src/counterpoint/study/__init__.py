@@ -11,7 +11,7 @@ from typing import Protocol
 from counterpoint.report import Page
 from counterpoint.save import folder
 from counterpoint.spelling import Refused
-from counterpoint.study import cad_page, diffusion, reference, stopping
+from counterpoint.study import cad_page, diffusion, proof, reference, stopping
 from counterpoint.study.asked import Progress, silent
 
 
@@ -26,6 +26,7 @@ STUDIES: dict[str, Study] = {
     "diffusion": diffusion.diffusion,
     "reference": reference.reference,
     "cad": cad_page.cad,
+    "proof": proof.proof,
     "stopping": stopping.stopping,
 }
 """Every study by name."""
