@@ -212,7 +212,7 @@ def test_the_study_writes_a_page(tmp_path):
     """All four parts, with regrets and their intervals."""
     done = CliRunner().invoke(app, ["study", "stopping", "-o", str(tmp_path), "--quick"])
     assert done.exit_code == 0
-    page = (tmp_path / "stopping.html").read_text()
+    page = (tmp_path / "report.html").read_text()
     for heading in ("When to stop in ledger-v0", "The five decisions", "Pandora", "breaks"):
         assert heading in page
 
