@@ -20,6 +20,7 @@ EXAMPLES = {
     "openai_chat": DATA / "tau_bench" / "gpt-4o-airline.json.gz",
     "who_and_when": DATA / "who_and_when" / "algorithm_generated" / "1.json",
     "mas_rl_v1": DATA / "mas_rl_v1" / "example_trace.json",
+    "verifiers": DATA / "verifiers" / "episode.json",
 }
 
 

@@ -48,7 +48,23 @@ def _survey() -> list[Any]:
     return [example, more]
 
 
-SEEDS = {"openai_chat": _tau(), "who_and_when": _who(), "mas_rl_v1": _survey()}
+def _episodes() -> list[Any]:
+    episode = json.loads((DATA / "verifiers" / "episode.json").read_text())
+    ours = {"agents": ["a", "b"], "speakers": ["env", "b"], "roles": {"a": "x"}, "untrained": [2]}
+    for run in (episode, *episode["traces"]):
+        run["task"] = {"key": "q1"}
+    for trace in episode["traces"]:
+        trace["agent"].pop("config")
+    more = json.loads(json.dumps(episode["traces"][0]))
+    return [episode, {**more, "info": {"counterpoint": ours}}]
+
+
+SEEDS = {
+    "openai_chat": _tau(),
+    "who_and_when": _who(),
+    "mas_rl_v1": _survey(),
+    "verifiers": _episodes(),
+}
 
 
 def _nested(depth: int) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from counterpoint.credit import dr_mas, estimate, gigpo, grpo, reinforce, rloo
-from counterpoint.formats import read
+from counterpoint.formats import export, read
 from counterpoint.games import deal, play
 from counterpoint.losses import clipped_surrogate, reinforce_loss
 from counterpoint.recorder import Recorder
@@ -348,3 +350,41 @@ def test_flipping_one_agents_credit_flips_only_its_tokens(tmp_path, steps):
     assert slopes[0][own].any()
     assert torch.equal(slopes[0][~own], slopes[1][~own])
     assert not slopes[0][mask == 0].any()
+
+
+# ---------------------------------------------------------------------------------------------
+# The commands
+
+
+def said(*arguments: object) -> tuple[int, str]:
+    """How a command ended, and what it said to people."""
+    done = subprocess.run(
+        [sys.executable, "-m", "counterpoint.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_write_batches_and_episodes(traces, steps, tmp_path):
+    """`credit --rows` writes what `save_batch` does, `export --credit` what `export` does, each
+    with a file beside it; two methods and an existing file are one sentence each.
+    """
+    runs, batch, held = (tmp_path / n for n in ("t.jsonl", "b.npz", "c.jsonl"))
+    runs.write_bytes(b"".join(export("counterpoint", traces)))
+    assert said("credit", "rloo", runs, "--rows", "trl", "-o", batch)[0] == 0
+    assert difference(load_batch(batch), rloo(steps)) == pytest.approx(0, abs=1e-6)
+    assert json.loads(about_path(batch).read_text())["method"] == "rloo"
+    for wrong in (["rloo,grpo", "-o", tmp_path / "x.npz"], ["rloo", "-o", batch]):
+        method, *rest = wrong
+        code, told = said("credit", method, runs, "--rows", "trl", *rest)
+        assert (code, told.count("\n"), "Traceback" in told) == (1, 1, False)
+    assert said("credit", "rloo", runs, "-o", held)[0] == 0
+    episodes = tmp_path / "e.jsonl"
+    assert said("export", "verifiers", runs, "--credit", held, "-o", episodes)[0] == 0
+    assert json.loads(about_path(episodes).read_text())["estimand"] == rloo(steps).estimand
+    first = json.loads(episodes.read_text().splitlines()[0])["traces"][0]
+    given = [node.get("advantages") for node in first["nodes"] if node["sampled"]]
+    value = rloo(steps).values
+    assert given == [None, [value[1]], [value[2]] * 2]

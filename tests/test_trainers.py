@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.environment import TRL, VERL, made, measured
+from peers.environment import TRL, VERIFIERS, VERL, made, measured
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +62,18 @@ def test_our_estimators_in_verls_registry_give_our_credit(verl, name):
     """Ours as verl calls them give what `estimate` gives, and what verl's of that name gives."""
     assert verl[f"{name}_difference"] < 1e-6
     assert verl[f"{name}_difference_from_verls"] < 1e-5
+
+
+@pytest.mark.soak
+def test_verifiers_trains_on_our_tokens_and_credit(tmp_path):
+    """What verifiers makes of an export: by hand, a branch for each agent with the tokens of its
+    turns one after the other, and on each written token its log-probability and its turn's credit.
+    """
+    told = measured(made(tmp_path / "own", VERIFIERS), "verifiers_step.py", tmp_path / "run")
+    a, b, d = told["credit"]
+    assert (told["reward"], told["credit"]) == (4.0, [4.0, 3.0, 2.0])
+    assert sorted(told["branches"]) == [
+        [[1, 2, 3, 4], [False, True, False, True], [0, -0.5, 0, -0.25], [0, a, 0, d]],
+        [[7, 8, 9], [False, True, True], [0, -1, -2], [0, b, b]],
+    ]
+    assert [[0, "agent_message"]] in told["links"]

@@ -16,7 +16,7 @@ from counterpoint import groups
 from counterpoint.groups import Ints
 from counterpoint.ledger import Credit
 from counterpoint.schema import Act, CreditEntry, Target, Trace
-from counterpoint.spelling import Refused, freeze
+from counterpoint.spelling import Refused, freeze, thaw
 from counterpoint.store import side_records
 from counterpoint.units import Units
 
@@ -85,6 +85,20 @@ def read_entries(path: str | Path) -> list[CreditEntry]:
     if not found:
         raise Refused(f"{path} holds no line of credit; `counterpoint credit … -o` writes them")
     return found
+
+
+def about_credit(lines: Sequence[CreditEntry]) -> dict[str, Any]:
+    """What all lines of a credit file say alike: method, options, estimand, identification, unit.
+
+    Raises:
+        Refused: the file holds several methods.
+    """
+    first = lines[0]
+    if any(line.method != first.method for line in lines):
+        raise Refused(f"one method's credit goes out, not {sorted({x.method for x in lines})}")
+    said = {"method": first.method, "params": thaw(first.params_raw), "unit": first.unit}
+    said |= {"estimand": first.estimand, "identified": first.identified, "lines": len(lines)}
+    return said | {"credited": sum(line.value is not None for line in lines)}
 
 
 class Matched(NamedTuple):

@@ -23,6 +23,7 @@ VERL = [
      "torchdata", "transformers>=5.5.3,<5.11", "accelerate", "peft", "datasets", "cachetools",
      "fastapi", "uvicorn", "aiohttp"],
 ]  # fmt: skip
+VERIFIERS = [["verifiers==0.4.0"]]
 """What pip is told, in order; verl's own requirements would replace torch and NumPy."""
 
 

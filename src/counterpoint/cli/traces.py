@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,11 +13,12 @@ import typer
 from counterpoint.cli import render
 from counterpoint.cli.options import Append, Every, Force, Json, Traces, app, read_traces
 from counterpoint.credit import METHODS
-from counterpoint.creditfile import read_entries
+from counterpoint.creditfile import about_credit, read_entries
 from counterpoint.envs import ENVS
 from counterpoint.formats import FORMATS, Tally, export, read
 from counterpoint.games import GAMES
 from counterpoint.lanes import known, lanes, summary
+from counterpoint.rows import about_path
 from counterpoint.save import save, trace_lines, whole_file
 from counterpoint.schema import CreditEntry, Finding, Trace
 from counterpoint.spelling import Refused
@@ -94,14 +97,21 @@ def export_(
     format_: Annotated[str, typer.Argument(metavar="FORMAT", help="`counterpoint list formats`.")],
     path: Traces,
     out: Annotated[Path, typer.Option("-o", help="The file to write.")],
+    credit: Annotated[
+        Path | None, typer.Option(help="A credit file, whose advantages go out with the turns.")
+    ] = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
     """Turn traces into a foreign log."""
     tally = Tally()
-    with whole_file(out, force=force) as file:
-        for line in export(format_, read_traces(path), tally=tally):
-            file.write(line)
+    given = read_entries(credit) if credit else []
+    lines = export(format_, read_traces(path), tally=tally, credit=given)
+    with ExitStack() as both:
+        if given:
+            beside = both.enter_context(whole_file(about_path(out), force=force))
+            beside.write(json.dumps(about_credit(given), indent=2).encode() + b"\n")
+        both.enter_context(whole_file(out, force=force)).writelines(lines)
     result = {"traces": tally.traces, "dropped": dict(tally.dropped)}
     render.as_json(result) if json_ else render.pairs(result)
 

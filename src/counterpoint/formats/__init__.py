@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from counterpoint.formats import intake as take
-from counterpoint.formats import mas_rl_v1, mas_rl_v1_out, openai_chat, who_and_when
+from counterpoint.formats import (
+    mas_rl_v1,
+    mas_rl_v1_out,
+    openai_chat,
+    verifiers,
+    verifiers_out,
+    who_and_when,
+)
 from counterpoint.formats.intake import UNREAD, Anchor, Intake, Rejected, Tally, trace_id_of
 from counterpoint.formats.load import FOREIGN, OURS, documents, files
 from counterpoint.save import trace_lines
-from counterpoint.schema import Finding, Trace, encode
+from counterpoint.schema import CreditEntry, Finding, Trace, encode
 from counterpoint.spelling import Refused
 from counterpoint.store import read_file
 
@@ -53,8 +61,13 @@ _READERS = {
     "openai_chat": Reader(openai_chat.ABOUT, openai_chat.runs, openai_chat.to_trace),
     "who_and_when": Reader(who_and_when.ABOUT, take.one_or_many, who_and_when.to_trace),
     "mas_rl_v1": Reader(mas_rl_v1.ABOUT, take.one_or_many, mas_rl_v1.to_trace),
+    "verifiers": Reader(verifiers.ABOUT, take.one_or_many, verifiers.to_trace),
 }
-_WRITERS: dict[str, Writer] = {"counterpoint": _own_lines, "mas_rl_v1": mas_rl_v1_out.lines}
+_WRITERS: dict[str, Writer] = {
+    "counterpoint": _own_lines,
+    "mas_rl_v1": mas_rl_v1_out.lines,
+    "verifiers": verifiers_out.lines,
+}
 
 FORMATS: dict[str, Format] = {
     "counterpoint": Format("our own JSON Lines of typed events", reads=True, writes=True),
@@ -135,19 +148,33 @@ def _foreign(
             findings.append(Finding(rule="V02", message=message, file=str(path)))
 
 
-def export(format: str, traces: Iterable[Trace], *, tally: Tally | None = None) -> Iterator[bytes]:
+def export(
+    format: str,
+    traces: Iterable[Trace],
+    *,
+    tally: Tally | None = None,
+    credit: Iterable[CreditEntry] = (),
+) -> Iterator[bytes]:
     """Write traces in a format, as lines that end in a newline.
 
     `mas_rl_v1` gives one document a line: for one trace that is a JSON file, for
     several it is JSON Lines.
-    What the format cannot hold is counted in `tally.dropped`.
+    What the format cannot hold is counted in `tally.dropped`. Of the formats, `verifiers` has a
+    place for the `credit` of turns, from a credit file.
 
     Raises:
-        Refused: a format that cannot be written, a trace that it cannot hold at all.
+        Refused: a format that cannot be written, credit in one that has no place for it, a trace
+            that it cannot hold at all.
     """
     if format not in _WRITERS:
         raise Refused(f"there is no format {format!r} to write; there are {', '.join(_WRITERS)}")
-    return _lines(_WRITERS[format], traces, Tally() if tally is None else tally)
+    counted, given = Tally() if tally is None else tally, list(credit)
+    writer = _WRITERS[format]
+    if given and format != "verifiers":
+        raise Refused(f"{format} has no place for credit; verifiers has, and trainers' rows have")
+    if given:
+        writer = partial(verifiers_out.lines, credit=verifiers_out.values_of(given, counted))
+    return _lines(writer, traces, counted)
 
 
 def _lines(writer: Writer, traces: Iterable[Trace], tally: Tally) -> Iterator[bytes]:

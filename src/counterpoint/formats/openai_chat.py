@@ -126,10 +126,10 @@ def _call(id: str | None, function: Any, place: str) -> Call:
     tool = take.name_at(named.get("name"), f"{place}.function.name")
     if tool is None:
         raise Rejected(f"{place}.function.name", "is missing, so there is no tool to call")
-    return Call(id, tool, _arguments(named.get("arguments"), f"{place}.function.arguments"))
+    return Call(id, tool, arguments_of(named.get("arguments"), f"{place}.function.arguments"))
 
 
-def _arguments(given: Any, place: str) -> Payload:
+def arguments_of(given: Any, place: str) -> Payload:
     """Arguments as a value; a text that is no sound JSON is kept as the text that it is."""
     if isinstance(given, str):
         try:
