@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from counterpoint.envs import Env
 from counterpoint.harness.attached import Cast, attach, attached
 from counterpoint.harness.contract import cast_of, check_policy, check_roles, settings_of
+from counterpoint.harness.lockstep import TOGETHER, abreast, answers_many, copies, whereabouts
 from counterpoint.harness.run import Human, Run
 from counterpoint.harness.stage import next_event
 from counterpoint.harness.workers import spread
@@ -77,7 +78,8 @@ def rollout(
         rollouts: how many runs of each.
         seed: of everything: the same seed gives the same traces, whatever ran before.
         config: limits, latencies and permissions that differ from the defaults.
-        recorder: also write every event down as it happens (with workers, as each run ends).
+        recorder: also write every event down as it happens (with workers, or a policy that has
+            `many`, as each run ends).
         human: asked where a permission rule says `ask`; without one the answer is no.
         workers: processes that share the runs. Their number changes no trace, as long as policies
             and environment draw from their streams and keep nothing from run to run.
@@ -120,7 +122,9 @@ def runs(
     """The traces of `rollout`, one after another, for some of the groups.
 
     The policies stand in the headers as they are when the first run begins; do not change them
-    before the last one has ended.
+    before the last one has ended. Where a policy has `many`, up to 256 runs are played side by
+    side, each in a copy of the environment; what it is asked for all of them it is asked at once.
+    No trace is changed by that, and like those of workers they are recorded as they end.
     """
     if workers < 1 or (workers > 1 and human is not None):
         raise Refused(f"{workers} workers cannot play; one at least, and one if a human is asked")
@@ -131,11 +135,24 @@ def runs(
         return play(env, team, _header(blank, *job, seed), None if apart else recorder, human)
 
     jobs = [(group, number) for group in groups for number in range(rollouts)]
-    apart = workers > 1
-    for trace in spread(jobs, workers, played) if apart else map(played, jobs):
+    envs = copies(env) if workers == 1 and human is None and answers_many(team) else None
+    apart = workers > 1 or envs is not None
+    if envs is not None:
+        traces = _side_by_side(envs, team, [_header(blank, *job, seed) for job in jobs])
+    else:
+        traces = spread(jobs, workers, played) if apart else map(played, jobs)
+    for trace in traces:
         if apart and recorder is not None:
             _recorded(recorder, trace.header, partial(_emit_all, trace))
         yield attach(trace, Cast(env, team, human))
+
+
+def _side_by_side(
+    envs: Iterator[Env], team: Mapping[str, Policy], headers: Sequence[Header]
+) -> Iterator[Trace]:
+    for at in range(0, len(headers), TOGETHER):
+        for run in abreast(envs, team, headers[at : at + TOGETHER]):
+            yield sealed(run.trace())
 
 
 def _emit_all(trace: Trace, emit: Emit) -> None:
@@ -195,14 +212,10 @@ def _recorded(recorder: Recorder, header: Header, emit_all: Callable[[Emit], Non
 
 def _drive(run: Run, *takers: Emit) -> None:
     """One event after the other, each to all who take it in, until there is none."""
-    try:
+    with whereabouts(run):
         while (event := next_event(run)) is not None:
             for take in takers:
                 take(event)
-    except Exception as error:
-        where = f"event {len(run.events)} of trace {run.header.trace_id} ({run.header.task_id}"
-        error.add_note(f"at {where}, rollout {run.header.rollout_id})")
-        raise
 
 
 def sealed(trace: Trace) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, cast
 
 from msgspec import UNSET, Raw
@@ -69,7 +70,7 @@ def _environment(content: Any) -> Shown:
 def _turn(run: Run, event: AnyEvent, reader: str) -> Shown:
     """Another's words are a user turn, in a block that says whose they are and how far to trust."""
     if isinstance(event, Act):
-        return Shown("assistant", event.agent, event.text or "")
+        return Shown("assistant", event.agent, event.text or "", _written(event))
     if isinstance(event, Observe):
         return _environment(event.content)
     origin = event.agent
@@ -82,6 +83,12 @@ def _turn(run: Run, event: AnyEvent, reader: str) -> Shown:
     else:
         said = said_by(run, event)
     return Shown("user", origin, wrap(Labelled(text_of(said), origin, event.trust)))
+
+
+def _written(act: Act) -> tuple[int, ...]:
+    """The ids that the policy wrote in a turn, without those that it was fed."""
+    ids = act.token_ids or ()
+    return ids if act.mask is None else tuple(compress(ids, act.mask))
 
 
 def said_by(run: Run, event: AnyEvent) -> Any:

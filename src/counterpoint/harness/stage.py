@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET
@@ -27,7 +27,7 @@ from counterpoint.harness.contract import (
 from counterpoint.harness.effects import answer, blocked, effect
 from counterpoint.harness.prompt import new_turns, observation_of
 from counterpoint.harness.run import Run, environment, made, turn_edge
-from counterpoint.policies import Observation, Output, Policy, described, sizes
+from counterpoint.policies import Menu, Observation, Output, Policy, described, sizes
 from counterpoint.policies.grammar import parse
 from counterpoint.schema import (
     Act,
@@ -44,6 +44,7 @@ from counterpoint.schema import (
     ToolCall,
 )
 from counterpoint.spelling import Refused, freeze
+from counterpoint.streams import Draws
 from counterpoint.vocabulary import DECISIONS, EXECUTED, Verb
 from counterpoint.world import World
 
@@ -51,8 +52,27 @@ Legal = tuple[tuple[str, str], ...]
 Offers = tuple[frozenset[str], ...]
 
 
-def next_event(run: Run) -> AnyEvent | None:
+class Asked(NamedTuple):
+    """A turn that waits for its policy, with all that the policy is asked with."""
+
+    policy: Policy
+    observation: Observation
+    legal: Menu
+    draws: Draws
+
+
+def asked(run: Run) -> Asked | None:
+    """What a policy is to be asked for the next event; None if something else comes next."""
+    world = run.world
+    busy = world.stopped is not None or world.open_calls or world.control.next_item is not None
+    seen = None if busy else world.control.observe
+    return None if seen is None else _asked(run, cast(Observe, run.events[seen]))
+
+
+def next_event(run: Run, says: str | Output | None = None) -> AnyEvent | None:
     """The event that comes next, not yet emitted; None when the run is over.
+
+    `says` is the turn of the policy, where it was `asked` before; otherwise it is asked here.
 
     Raises:
         Refused: an environment or a policy breaks its contract; the sentence names who and how.
@@ -69,7 +89,7 @@ def next_event(run: Run) -> AnyEvent | None:
     if item is not None:
         return effect(run, item)
     if control.observe is not None:
-        return _act(run, cast(Observe, run.events[control.observe]))
+        return _act(run, cast(Observe, run.events[control.observe]), says)
     if control.act is not None and control.act == len(run.events) - 1 and not control.items:
         act = cast(Act, run.events[control.act])
         if over(act.text or "", run.limits["item_bytes"]):
@@ -164,15 +184,21 @@ def _follows(run: Run, seq: int) -> Any:
 # A policy acts
 
 
-def _act(run: Run, seen: Observe) -> AnyEvent:
+def _asked(run: Run, seen: Observe) -> Asked:
     role = run.role(seen.agent)
     policy = run.policies.get(role)
     if policy is None:
         raise Refused(f"there is no policy for role {role!r}; give one for each of the env's roles")
     menu = dict(seen.legal) if seen.legal is not None else None
-    observation = observation_of(run, seen)
     draws = run.draws("policy", seen.agent, run.world.agents[seen.agent].acts, seen.seq)
-    output = turn_of(role, policy(observation, menu, draws), run.limits["item_bytes"])
+    return Asked(policy, observation_of(run, seen), menu, draws)
+
+
+def _act(run: Run, seen: Observe, says: str | Output | None) -> AnyEvent:
+    policy, observation, menu, draws = _asked(run, seen)
+    if says is None:
+        says = policy(observation, menu, draws)
+    output = turn_of(observation.role, says, run.limits["item_bytes"])
     tokens_out, tokens_in = sizes(output)
     event = made(
         run,

@@ -11,11 +11,16 @@ from counterpoint.tokens import written
 
 
 class Shown(NamedTuple):
-    """One turn of what an agent reads: a chat role (system, user, assistant), whose it is, text."""
+    """One turn of what an agent reads: a chat role (system, user, assistant), whose it is, text.
+
+    `tokens` are the ids of a turn of its own, as they were stored when it was written; () if none
+    were. A later prompt takes these and never encodes the text again.
+    """
 
     role: str
     origin: str
     text: str
+    tokens: tuple[int, ...] = ()
 
 
 class Observation(NamedTuple):
@@ -83,7 +88,8 @@ class Policy(Protocol):
     propensities need; and the attributes `target`, `version`, `params_digest` (what a header says
     of it), `deterministic` (the same observation, menu and draws give the same turn: chance comes
     from `draws` alone) and `trainable` (it learns). A plain function has none of them and counts
-    as neither.
+    as neither. With `many(observations, legals, draws)`, lists of one length, it answers several
+    runs at once: a list of outputs, each what a call of its own would give.
     """
 
     def __call__(self, observation: Observation, legal: Menu, draws: Draws) -> str | Output:
