@@ -12,7 +12,16 @@ from counterpoint.report import Page, Section, figure, page
 from counterpoint.save import whole_file
 from counterpoint.spelling import CANONICAL, Refused
 from counterpoint.study.asked import Progress, silent
-from counterpoint.study.cad import BATCHES, MATCHED, MEASURES, SEEDS, Found, cells, run_cells
+from counterpoint.study.cad import (
+    AS_THEY_ARE,
+    BATCHES,
+    MATCHED,
+    MEASURES,
+    SEEDS,
+    Found,
+    cells,
+    run_cells,
+)
 from counterpoint.study.cad_envs import environments
 from counterpoint.study.cad_gate import FORMS, judged_gate
 from counterpoint.study.cad_regions import aim, use_this_when
@@ -141,7 +150,7 @@ def _winners(found: Sequence[Found]) -> list[Section]:
         Section(
             "Use this when",
             "At equal calls, those that C3 with four siblings takes. Share of the cells of a "
-            f"region in which each has the least mean squared error ({', '.join(MATCHED)}; CAD is "
+            f"region in which each has the least mean squared error ({', '.join(MATCHED + AS_THEY_ARE)}; CAD is "
             "the better of its two forms). Expected was written down before the first run.",
             use_this_when(found),
         ),
