@@ -150,8 +150,9 @@ def _winners(found: Sequence[Found]) -> list[Section]:
         Section(
             "Use this when",
             "At equal calls, those that C3 with four siblings takes. Share of the cells of a "
-            f"region in which each has the least mean squared error ({', '.join(MATCHED + AS_THEY_ARE)}; CAD is "
-            "the better of its two forms). Expected was written down before the first run.",
+            "region in which each has the least mean squared error, among "
+            f"{', '.join(MATCHED + AS_THEY_ARE)}; CAD is the better of its two forms. Expected was "
+            "written down before the first run.",
             use_this_when(found),
         ),
         Section(
