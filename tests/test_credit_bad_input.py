@@ -262,8 +262,10 @@ def test_a_missing_need_says_which_and_how():
         (gae, "value"),
         (gigpo, "anchor"),
         (lambda steps: steps.need("logprob"), "logprob"),
-        (lambda steps: estimate("hiper", steps), "segment_start"),
     ):
         with pytest.raises(Refused, match=rf"needs the column {column}, which is missing: give"):
             run(bare)
+    every = "needs the columns segment_start, value, value_high, which are missing: give segment"
+    with pytest.raises(Refused, match=every):  # all of them at once
+        estimate("hiper", bare)
     assert ppo_ratio(bare, reinforce(bare)).diagnostics["ratio"] == "not available"

@@ -566,7 +566,7 @@ def test_ccpo_of_the_first_version_by_hand():
         (c3, {"alpha": 2.0}, "alpha is 2.0; it is a share, 0 to 1"),
         (at_grpo, {"candidates": 1}, "candidates is too low"),
         (at_grpo, {"ddof": 2}, "ddof is 2"),
-        (treemem, {}, "treemem needs length_penalty=, which its paper does not publish"),
+        (treemem, {}, "length_penalty=0.01\\), which its paper does not publish"),
         (shapley, {"form": "quick"}, "form is 'quick'; it is one of exact, permutation"),
         (shapley, {"form": "antithetic", "samples": 3}, "antithetic orders come in pairs"),
         (ccpo, {}, "ccpo compares two roles, and these rows have 0, 1, 2, 3"),

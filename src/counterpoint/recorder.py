@@ -11,6 +11,7 @@ its way to the disk before the call returns (see `sync`); nothing written is eve
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,8 @@ class Recorder:
     """
 
     def __init__(self, path: str | Path, *, sync: Sync = "write") -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise Refused(f"a recorder writes to a file or folder, not to {type(path).__name__}")
         self._store = AppendOnly(Path(path), sync)
         self.path = self._store.path
         self._trace_ids: set[str] = set()

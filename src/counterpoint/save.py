@@ -29,6 +29,8 @@ def save(
     An existing file is refused unless `append` (the lines are added at its end) or `force` (it is
     replaced when everything is written).
     """
+    if Path(path).suffix == ".gz":
+        raise Refused(f"{path} would be compressed, which is not done here; gzip it after")
     if append and Path(path).exists():
         spelled = [encode(line) + b"\n" for line in lines]
         store = AppendOnly(Path(path), "write")

@@ -14,7 +14,7 @@ name is read, so that reading a trace costs nothing for text that nobody looks a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, overload
@@ -709,7 +709,7 @@ class Trace:
             and event.amount is not None
             and (event.target is None or event.target.agent is None)
         ]
-        return math.fsum(amounts) if amounts else None
+        return summed(amounts, self.trace_id) if amounts else None
 
     @cached_property
     def digest(self) -> str:
@@ -735,6 +735,14 @@ def content_of(event: AnyEvent, events: Sequence[AnyEvent], first: int = 0) -> A
             text = act.text if isinstance(act, Act) else None
             return None if text is None else text[span[0] : span[1]]
     return None
+
+
+def summed(amounts: Iterable[float], trace_id: str) -> float:
+    """The sum of some rewards of a trace. Refused if it is beyond every number."""
+    try:
+        return math.fsum(amounts)
+    except OverflowError:
+        raise Refused(f"the rewards of trace {trace_id} sum to more than a number holds") from None
 
 
 def counts_as_outcome(reward: Reward | LateReward, channel: str = "team") -> bool:

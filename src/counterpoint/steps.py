@@ -27,7 +27,8 @@ Weight = Literal["rollout", "step"]
 
 _NEEDS = {
     "anchor": "give anchor= to from_columns, or record acts with anchor= (import: --anchor)",
-    "value": "give value= to from_columns, or record acts with value=, or let gae fit values='mc'",
+    "value": "give value= to from_columns, or record acts with value=, or let gae fit them "
+    "(values='mc', on the command line --set values=mc)",
     "logprob": "give logprob= to from_columns, or record acts with logprobs=",
     "logprob_new": "give logprob_new=, the log-probabilities under the policy being updated",
     "step_return": "give step_return=, the already discounted return of each row",
@@ -186,12 +187,18 @@ class Steps:
 
     # -- looking things up --------------------------------------------------------------------
 
-    def need(self, column: str) -> Any:
-        """Return an optional column, or raise Refused saying how to supply it."""
-        value = getattr(self, column)
-        if value is None:
-            raise Refused(f"this needs the column {column}, which is missing: {_NEEDS[column]}")
-        return value
+    def need(self, column: str, *others: str) -> Any:
+        """Return an optional column, or raise Refused saying how to supply it, and all others that
+        are needed and missing with it.
+        """
+        missing = [name for name in (column, *others) if getattr(self, name) is None]
+        if missing:
+            columns, are = ("column", "is") if len(missing) == 1 else ("columns", "are")
+            how = "; ".join(dict.fromkeys(_NEEDS[name] for name in missing))
+            raise Refused(
+                f"this needs the {columns} {', '.join(missing)}, which {are} missing: {how}"
+            )
+        return getattr(self, column)
 
     def label(self, column: str, row: int) -> Any:
         """The text behind a code, None where it is missing."""

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from counterpoint.descent import Descent, Paid, descends, gap, joined
 from counterpoint.quality import Scored, scored
-from counterpoint.schema import Act, LateReward, Observe, Reward, Spawn, Trace, counts_as_outcome
+from counterpoint.schema import (
+    Act,
+    LateReward,
+    Observe,
+    Reward,
+    Spawn,
+    Trace,
+    counts_as_outcome,
+    summed,
+)
 from counterpoint.spelling import Refused
 from counterpoint.tokens import stored, tokens_of, written
 from counterpoint.units import PARTS, Part, packed, parts_of
@@ -196,10 +205,10 @@ def _rewards(
             place = at_seq[seqs[before - 1]] if before else 0
         reward[place] += event.amount
         paid.append(Paid(place, event.amount, event))
-    base = math.fsum(shared) if shared else math.nan
+    base = summed(shared, trace.trace_id) if shared else math.nan
     if not own:
         return reward, [base] * len(rows), paid
-    sums = {agent: math.fsum([*shared, *held]) for agent, held in own.items()}
+    sums = {agent: summed([*shared, *held], trace.trace_id) for agent, held in own.items()}
     return reward, [sums.get(row.agent, base) for row in rows], paid
 
 

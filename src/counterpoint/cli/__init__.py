@@ -28,9 +28,15 @@ def main() -> None:
     except Refused as refusal:
         render.note(render.plain(f"refused: {refusal}"))
         sys.exit(1)
-    except BrokenPipeError:  # whoever read us has seen enough
+    except render.Gone:  # whoever read us has seen enough
         _no_more_output()
         sys.exit(0)
+    except SystemExit:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _no_more_output()
+        raise
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

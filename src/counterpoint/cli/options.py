@@ -102,6 +102,11 @@ def policy_of(name: str) -> Any:
 def read_traces(path: Path, format_: str | None = None) -> Iterator[Trace]:
     """Read traces and say how many lines could not be read."""
     found: list[Finding] = []
-    yield from read(path, format_, findings=found)
+    none = True
+    for trace in read(path, format_, findings=found):
+        none = False
+        yield trace
+    if found and none:
+        raise Refused(f"{path} holds no trace that can be read: {found[0]}")
     if found:
         render.note(f"{len(found)} lines could not be read; `counterpoint validate` names them")

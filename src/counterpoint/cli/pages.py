@@ -10,6 +10,7 @@ import typer
 
 from counterpoint.cli import render
 from counterpoint.cli.options import Force, Json, Traces, app
+from counterpoint.credit import method
 from counterpoint.formats import read
 from counterpoint.save import folder, whole_file
 from counterpoint.schema import Finding
@@ -35,6 +36,8 @@ def report(
     if (path / "curve.jsonl").is_file():
         rows = read_curve(path)
         first, path = [curve_of(rows)], path / "traces" / f"{len(rows) - 1:04}.jsonl"
+    for name in methods.split(",") if methods else ():
+        method(name)  # refused, if there is none of that name
     found: list[Finding] = []
     traces = list(render.progress(read(path, format_, findings=found), "reading"))
     result = about_runs(traces, methods.split(",") if methods else None, found, first)

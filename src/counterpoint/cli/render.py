@@ -10,6 +10,7 @@ import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,18 @@ from counterpoint.units import Units
 
 FINDINGS_SHOWN = 20
 ROWS_EXPLAINED = 20
+
+
+class Gone(Exception):
+    """Whoever read the output has closed it. The parser of options would call that a failure."""
+
+
+@contextmanager
+def _to_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise Gone from None
 
 
 def plain(value: Any, width: int = 0) -> str:
@@ -65,7 +78,10 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
         drawn.add_column(Text(name.replace("_", " ")), justify="right" if numeric else "left")
     for row in rows:
         drawn.add_row(*(Text(plain(value)) for value in row.values()))
-    _console().print(drawn)
+    console = _console()
+    with console.capture() as text:  # by itself it would end the process where nobody reads
+        console.print(drawn)
+    line(text.get().removesuffix("\n"))
 
 
 def pairs(record: Mapping[str, Any]) -> None:
@@ -77,7 +93,8 @@ def pairs(record: Mapping[str, Any]) -> None:
 
 def line(text: str) -> None:
     """Print one line of text to stdout, as it stands."""
-    sys.stdout.write(text + "\n")
+    with _to_reader():
+        sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
@@ -171,9 +188,10 @@ def spelled(value: Any) -> bytes:
 
 def as_json(value: Any) -> None:
     """Write a value to stdout as JSON."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(spelled(value))
-    sys.stdout.buffer.flush()
+    with _to_reader():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(spelled(value))
+        sys.stdout.buffer.flush()
 
 
 T = TypeVar("T")

@@ -138,6 +138,8 @@ def show(
     json_: Json = False,
 ) -> None:
     """Read a run: its events with agents as lanes, its facts, or the world at an event."""
+    if credit_ and not summary_:
+        raise Refused("--credit adds to the rows of --summary, which is not asked for")
     if summary_:
         by_trace: dict[str, list[CreditEntry]] = {}
         for entry in read_entries(credit_) if credit_ else ():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import typer
 
 from counterpoint.cli import render
@@ -38,7 +39,8 @@ from counterpoint.schema import Finding, LateReward, Trace
 from counterpoint.scoring import over_batches
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
-from counterpoint.store import side_records
+from counterpoint.store import records
+from counterpoint.units import Units
 from counterpoint.vocabulary import UNITS
 
 
@@ -51,7 +53,9 @@ def credit(
     format_: Annotated[str | None, typer.Option("--format", help="Foreign format.")] = None,
     late: Annotated[Path | None, typer.Option("--late", help="A file of late rewards.")] = None,
     unit: Annotated[str, typer.Option(help=f"What carries it: {', '.join(UNITS)}.")] = "turn",
-    how: Annotated[str, typer.Option(help="Of several turns: `mean` or `sum`.")] = "mean",
+    how: Annotated[
+        Literal["mean", "sum"], typer.Option(help="Of several turns, for another --unit.")
+    ] = "mean",
     rerun: Annotated[
         bool | None,
         typer.Option("--rerun/--no-rerun", help="Play on from the runs; default: as METHOD needs."),
@@ -84,7 +88,7 @@ def credit(
     found: list[Finding] = []
     kept: list[Trace] = []
     traces = render.progress(read(path, format_, findings=found), "reading")
-    rewards = [r for r in side_records(late) if isinstance(r, LateReward)] if late else None
+    rewards = _late(late) if late else None
     causal = options.get("causal") is True
     steps = Steps.from_traces(_keep(traces, kept), rewards, descent=causal)
     try:
@@ -110,7 +114,7 @@ def credit(
     units = {n: steps.units(unit if r.unit == "turn" else r.unit) for n, r in results.items()}
     if unit != "turn":
         results = {
-            name: result.at(units[name], how) if result.unit == "turn" else result  # type: ignore[arg-type]
+            name: result.at(units[name], how) if result.unit == "turn" else result
             for name, result in results.items()
         }
     params = {name: parameters(name, options) for name in results}
@@ -134,7 +138,7 @@ def credit(
     else:
         for name, result in results.items():
             render.line(f"{name}: {render.plain(str(result))}")
-            render.line(f"  {render.plain(result.why())}")
+            render.line(f"  {render.plain(_why(result, steps, units[name]))}")
             if explain:
                 render.explain(result, steps, units[name])
     for name, why in refused.items():
@@ -165,6 +169,16 @@ def _estimates(
     return answers, refused
 
 
+def _why(credit: Credit, steps: Steps, units: Units) -> str:
+    """What the largest credit is made of, and where it stands: trace and event."""
+    if not credit.credited.any():
+        return credit.why()
+    unit = int(np.nanargmax(np.abs(credit.values)))
+    row, seq = int(units.row[unit]), int(units.seq[unit])
+    place = steps.label("rollout", row) if seq < 0 else f"{steps.label('rollout', row)}:{seq}"
+    return f"{place}, {credit.why(unit)}"
+
+
 def _priced(answers: dict[str, Answer], refused: dict[str, str], json_: bool) -> None:
     """Say what the branches of each method would cost that are not held yet."""
     rows = [{"method": name, **vars(answer.priced)} for name, answer in answers.items()]
@@ -189,6 +203,17 @@ def _hand_out(
     ((name, result),) = results.items()
     about = {"method": name, "params": parameters(name, options)}
     save_batch(out, batch_of(rows, steps), result, about=about, force=force)
+
+
+def _late(path: Path) -> list[LateReward]:
+    """The late rewards of a file. Refused if it holds none, or a line that cannot be read."""
+    found: list[Finding] = []
+    rewards = [line.value for line in records(path, found) if isinstance(line.value, LateReward)]
+    if found:
+        raise Refused(str(found[0]))
+    if not rewards:
+        raise Refused(f"{path} holds no late reward")
+    return rewards
 
 
 def _keep(traces: Iterator[Trace], kept: list[Trace]) -> Iterator[Trace]:

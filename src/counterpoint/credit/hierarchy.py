@@ -118,7 +118,8 @@ class _Levels(NamedTuple):
 
 
 def _two_levels(steps: Steps, chain: Chain, level: Level, form: Form) -> _Levels:
-    started = steps.need("segment_start")[steps.order]
+    columns = {"high": ("value_high",)}.get(level, ("value", "value_high"))
+    started = steps.need("segment_start", *columns)[steps.order]
     segment = np.empty(len(steps), dtype=np.int64)
     segment[steps.order] = np.cumsum(started)
     number = segment[chain.rows]

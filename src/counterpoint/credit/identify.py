@@ -70,14 +70,18 @@ class Identification(NamedTuple):
     least: float
 
 
+_CALLED = {"message": "communicate"}
+"""Methods that have another name than their verb."""
+
+
 class Unidentified(Refused):
     """The log cannot answer; `found` says why, and what would."""
 
     def __init__(self, found: Identification) -> None:
         self.found = found
         super().__init__(
-            f"{found.verb} needs more than this log holds: {REASONS[found.reason or '']}; "
-            f"{found.would_identify}"
+            f"{_CALLED.get(found.verb, found.verb)} needs more than this log holds: "
+            f"{REASONS[found.reason or '']}; {found.would_identify}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -253,7 +257,7 @@ def _remedy(steps: Steps, made: Decisions, verb: str, reason: str) -> str:
     fork = f"fork {FORKS} branches of either choice at {where}, about {cost}"
     log = f"record runs by a policy that takes and declines {verb} with at least .01"
     return (
-        f"{fork}; or, since an imported log cannot be forked, {log}, with that probability as the "
+        f"{fork}; or, where runs cannot be played on from, {log}, with that probability as the "
         "item's logprob"
     )
 

@@ -334,7 +334,10 @@ def treemem(
     """
     check_spread(True, ddof, eps, sigma_floor)
     if length_penalty is None or not np.isfinite(length_penalty):
-        raise Refused("treemem needs length_penalty=, which its paper does not publish; 0 is none")
+        raise Refused(
+            "treemem needs length_penalty (on the command line --set length_penalty=0.01), which "
+            "its paper does not publish; 0 is none"
+        )
     runner, rows = needed(replay, "treemem"), due(steps, continuations=continuations)
     kept = np.full(len(rows), KEEP)
     found = runner.branch(places(steps, rows), kept, continuations, seed=seed)
