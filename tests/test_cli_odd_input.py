@@ -116,6 +116,22 @@ def test_a_recorder_needs_a_path(path):
         Recorder(path)
 
 
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (lambda: make("research-v0", cost=-1.0), "cost is taken off, so it is not negative"),
+        (
+            lambda: rollout(make("ledger-v0"), Softmax(), groups=1, rollouts=1, config=5),
+            "the config of a run is a mapping, not int",
+        ),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(asked, sentence):
+    """A cost that pays, a config that is a number."""
+    with pytest.raises(Refused, match=sentence):
+        asked()
+
+
 def test_a_divergence_shows_that_it_was_cut_and_names_its_mode(tmp_path, capfd):
     """A changed act is found by acting again; a long text ends in … and not in the middle."""
     trace = rollout(make("ledger-v0"), Softmax(), groups=1, rollouts=1, seed=4)[0]

@@ -96,6 +96,8 @@ class Research(Env):
             raise Refused(f"research-v0: facts is 1 to {len(_TOPICS) - 1}, not {facts}")
         if not 0 <= noise <= 1:
             raise Refused(f"research-v0: noise is a probability, not {noise}")
+        if cost < 0:
+            raise Refused(f"research-v0: cost is taken off, so it is not negative, as {cost} is")
         if inject not in (None, "document"):
             raise Refused(f"research-v0: inject is 'document' or nothing, not {inject!r}")
         self.facts, self.noise, self.cost, self.inject = facts, noise, cost, inject

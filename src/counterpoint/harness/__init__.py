@@ -270,13 +270,14 @@ def _blank(env: Env, team: Mapping[str, Policy], config: Config | None) -> Heade
     """What the headers of all runs share."""
     given = config or {}
     known = ("limits", "latency", "permissions")
+    settings_read = settings_of(given)
     if odd := [name for name in given if name not in known]:
         raise Refused(f"there is no setting {odd[0]!r}; there are {', '.join(known)}")
     settings = {
         "harness": VERSION,
         "grammar": GRAMMAR,
         "options": env.options,
-        **settings_of(given),
+        **settings_read,
         "schedule": "round_robin",
         "permissions": [msgspec.to_builtins(rule) for rule in rules_of(given)],
     }
