@@ -192,6 +192,19 @@ def test_rllm_episodes_have_the_keys_of_its_classes(steps, tmp_path):
     assert len(coder["logprobs"]) == len(coder["response_ids"]) == 4
 
 
+def test_rllm_rows_keep_their_order_where_agents_alternate(tmp_path):
+    """Turns a, b, a are two trajectories there, and three rows in their old order when read."""
+    with Recorder(tmp_path / "t.jsonl") as recorder, recorder.trace() as run:
+        for agent, token in (("a", 1), ("b", 2), ("a", 3)):
+            run.act(agent, token_ids=[0, token], mask=[False, True])
+        run.reward(1.0)
+    steps = Steps.from_traces(read(tmp_path / "t.jsonl"))
+    save_batch(tmp_path / "e.jsonl", batch_of("rllm", steps), reinforce(steps))
+    again = load_batch(tmp_path / "e.jsonl").steps
+    assert again.tokens.ids.tolist() == [0, 1, 0, 2, 0, 3]
+    assert [again.label("agent", row) for row in range(3)] == ["a", "b", "a"]
+
+
 # ---------------------------------------------------------------------------------------------
 # Refusals
 
