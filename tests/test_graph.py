@@ -15,6 +15,8 @@ from counterpoint.schema import (
     Header,
     Item,
     Observe,
+    Reward,
+    Stop,
     Trace,
 )
 from counterpoint.spelling import Refused
@@ -203,6 +205,35 @@ def test_what_follows_a_declined_stop_descends_from_it():
     assert graph.descendants(0, descent=True).tolist() == [1]
 
 
+def test_a_reward_hangs_on_no_stop_after_the_last_of_its_causes():
+    """What b had done was there before a declined to stop: paid after the stop, it is b's; what
+    was paid before the stop, or for the whole run, might not have come at all.
+    """
+
+    def paid(*causes):
+        events = [
+            make("act", 0, "b"),
+            make("observe", 1, "b", 0),
+            make("act", 2, "a", items=(Item(verb="no_stop"),)),
+            make("act", 3, "a", 2),
+        ]
+        events.append(make("stop", 4, "a", 3, reason="answered"))
+        rewards = [(seq, "rewards") for seq in causes]
+        return TraceGraph(trace_of(*events, make("reward", 5, "env", *rewards, amount=1.0)))
+
+    assert paid(1).ancestors(5, descent=True).tolist() == [0, 1]
+    assert paid(1).behind(5) == ("b",)
+    assert 5 not in paid(1).descendants(2, descent=True)
+    assert 5 in paid(1).descendants(0, descent=True)
+    assert paid(1, 4).ancestors(5, descent=True).tolist() == [0, 1, 2, 3, 4]
+    unstopped = trace_of(
+        make("act", 0, "b"),
+        make("act", 1, "a", items=(Item(verb="no_stop"),)),
+        make("reward", 2, "env", (0, "rewards"), amount=1.0),
+    )
+    assert TraceGraph(unstopped).ancestors(2, descent=True).tolist() == [0, 1]
+
+
 def test_order_alone_is_no_descent():
     """Where nothing was declined, an edge that was inferred from order carries no credit."""
     graph = TraceGraph(stoppable("none"))
@@ -318,8 +349,13 @@ def traces(draw):
         links = tuple(draw(st.lists(cause, max_size=3)))
         agent = draw(st.sampled_from("ab"))
         common = {"trace_id": "t", "seq": seq, "agent": agent, "causes": links}
-        if draw(st.booleans()):
+        what = draw(st.sampled_from(["observe", "observe", "act", "act", "stop", "reward"]))
+        if what == "observe":
             events.append(Observe(**common, t_start=0.0, t_end=draw(took)))
+        elif what == "stop":
+            events.append(Stop(**common, reason="answered"))
+        elif what == "reward":
+            events.append(Reward(**common, amount=1.0))
         else:
             verbs = draw(st.lists(st.sampled_from(["no_stop", "none"]), max_size=1))
             events.append(Act(**common, items=tuple(Item(verb=verb) for verb in verbs)))
@@ -337,8 +373,19 @@ def edges_of(trace, descent=False):
     if descent:
         for row, event in enumerate(trace.events):
             if isinstance(event, Act) and any(item.verb == "no_stop" for item in event.items):
-                found += [(row, later) for later in range(row + 1, len(trace.events))]
+                found += [(row, later) for later in range(row + 1, len(trace.events))
+                          if row < until(trace, later)]  # fmt: skip
     return found
+
+
+def until(trace, row):
+    """The row before which it has to go on for this event to come as it does."""
+    event = trace.events[row]
+    causes = [r for r, e in enumerate(trace.events[:row]) for c in event.causes
+              if e.seq == c.seq and c.basis != ORDER
+              and all(e.seq != x.seq for x in trace.events[:r])]  # fmt: skip
+    stopped = any(isinstance(e, Stop) for e in trace.events[:row])
+    return max(causes) if isinstance(event, Reward) and stopped and causes else row
 
 
 def closure(edges, start):

@@ -216,11 +216,12 @@ class TraceGraph:
 
         With `descent` (what a return may be credited to): edges inferred from order alone do not
         count, and every earlier act that holds a `no_stop` item does, since the run would have
-        ended there.
+        ended there. What a reward paid after the stop names as its causes was there by the last of
+        them: for it, only the acts before that one count so.
         """
         row = self._row(seq)
         declined = self._declined_stops if descent else np.empty(0, dtype=np.int64)
-        roots = np.append(declined[declined < row], row)
+        roots = np.append(declined[declined < self._until[row]], row)
         reached = _reached(self._backward(descent), row, roots)
         reached[row] = False
         return self._ascending(self.table.seq[: row + 1][reached])
@@ -247,7 +248,7 @@ class TraceGraph:
         if descent:
             declined = self._declined_stops[self._declined_stops >= row] - row
             for first in declined[reached[declined]][:1]:
-                reached[first:] = True
+                reached |= self._until[row:] > row + first
         reached[0] = False
         return self._ascending(self.table.seq[row:][reached])
 
@@ -344,6 +345,20 @@ class TraceGraph:
         events = self.trace.events
         acts = np.flatnonzero(self.table.kind == KIND_CODE["act"]).tolist()
         return np.array([row for row in acts if _declines_stop(events[row])], dtype=np.int64)
+
+    @cached_property
+    def _until(self) -> Ints:
+        """(rows,) each event hangs on whether the run went on before this row: before its own; a
+        reward paid after the stop, before the last of its causes.
+        """
+        table, rows = self.table, np.arange(len(self))
+        kept = self.kept & ~table.order
+        last = np.full(len(self), -1)
+        np.maximum.at(last, table.effect[kept], table.cause[kept])
+        stopped = np.cumsum(table.kind == KIND_CODE["stop"]) > 0
+        paid = (table.kind == KIND_CODE["reward"]) & stopped & (last >= 0)
+        until: Ints = np.where(paid, last, rows)
+        return until
 
 
 def depends(trace: Trace, reward: Event | int) -> tuple[str, ...]:
