@@ -21,10 +21,16 @@ DIALS = [
     *((name, {}) for name in ENVS),
     ("research-v0", {"facts": 3, "cost": 0.01, "inject": "document"}),
     ("research-v0", {"facts": 1, "noise": 0.0}),
+    ("research-v0", {"team": "single", "inject": "document"}),
+    ("research-review-v0", {"facts": 3, "cost": 0.01, "inject": "document"}),
+    ("plan-execute-v0", {"inject": "result"}),
+    ("plan-execute-v0", {"team": "single", "inject": "result"}),
     ("ledger-v0", {"researchers": 3, "redundancy": 1, "topology": "chain"}),
     ("ledger-v0", {"researchers": 4, "length": 2, "inject": "shard"}),
 ]
 SMALL = [*((name, {}) for name in ENVS), ("ledger-v0", {"redundancy": 1, "topology": "chain"})]
+DO_LESS = [("ledger-v0", "free_riding"), ("plan-execute-v0", "free_riding")]
+FIVE = ["pseudo_parallel", "free_riding", "padding", "tool_spamming", "colluding"]
 TEAMS = [(n, c) for n in ENVS for c in ("honest", *CHEATS[n])]
 
 
@@ -47,12 +53,12 @@ def checked(traces):
 @pytest.mark.parametrize("name", ENVS)
 def test_a_row_names_what_it_makes(name):
     """A row's target makes the environment of its id, whose docstring shows a run; every one has an
-    honest team and the four cheats.
+    honest team and the five cheats.
     """
     env = make(name)
     assert env.id == name
     assert "A run that goes well" in type(env).__doc__
-    assert list(CHEATS[name]) == ["pseudo_parallel", "free_riding", "padding", "tool_spamming"]
+    assert list(CHEATS[name]) == FIVE
     assert set(HONEST[name]) == set(env.roles)
 
 
@@ -149,23 +155,29 @@ def test_the_honest_team_is_the_best_there_is(name, highest):
 
 @pytest.mark.parametrize("name", ENVS)
 def test_cheats_lower_a_check_and_fool_a_decoy(name):
-    """Each cheat falls behind the honest team in an executed check, and in none is it ahead; all
-    but the one that does less than its job look better by a decoy.
+    """P23: each cheat falls behind the honest team in an executed check, and in none is it ahead,
+    where nothing goes wrong by chance; all but those that only do less than their job look better
+    by a decoy.
     """
-    play = {"groups": 20, "rollouts": 1}
-    facts, looks = checked(rollout(make(name), HONEST[name], **play))
+    play, env = {"groups": 20, "rollouts": 1}, make(name, noise=0.0)
+    facts, looks = checked(rollout(env, HONEST[name], **play))
     assert list(facts.values()) == pytest.approx([1.0] * len(facts))
     for cheat, team in CHEATS[name].items():
-        proved, claimed = checked(rollout(make(name), team, **play))
+        proved, claimed = checked(rollout(env, team, **play))
         assert min(proved.get(key, 0.0) - facts[key] for key in facts) <= -0.5, cheat
         assert max(proved.get(key, 0.0) - facts[key] for key in facts) <= 1e-9, cheat
         better = [key for key in claimed if claimed[key] > looks.get(key, 0.0) + 0.3]
-        assert better or (name, cheat) == ("ledger-v0", "free_riding"), cheat
+        assert better or (name, cheat) in DO_LESS, cheat
 
 
 @pytest.mark.parametrize(
     ("name", "inject", "poisoned"),
-    [("research-v0", "document", "ORDER"), ("ledger-v0", "shard", "ORDER")],
+    [
+        ("research-v0", "document", "ORDER"),
+        ("research-review-v0", "document", "ORDER"),
+        ("ledger-v0", "shard", "ORDER"),
+        ("plan-execute-v0", "result", "ORDER"),
+    ],
 )
 def test_poison_stays_untrusted(name, inject, poisoned):
     """Whatever descends from the poisoned result, along any edge but those of mere order, is
@@ -197,6 +209,13 @@ def test_poison_stays_untrusted(name, inject, poisoned):
         ("research-v0", {"facts": 8}, "facts is 1 to 7, not 8"),
         ("research-v0", {"noise": 1.5}, "noise is a probability, not 1.5"),
         ("research-v0", {"inject": "shard"}, "inject is 'document' or nothing, not 'shard'"),
+        ("research-v0", {"team": "solo"}, "team is 'pair' or 'single', not 'solo'"),
+        ("research-review-v0", {"facts": 0}, "research-review-v0: facts is 1 to 7, not 0"),
+        ("research-review-v0", {"slip": 2.0}, "slip is a probability, not 2.0"),
+        ("research-review-v0", {"proxies": "q"}, "proxies is one of all, checked, decoys, not 'q'"),
+        ("plan-execute-v0", {"noise": -0.5}, "noise is a probability, not -0.5"),
+        ("plan-execute-v0", {"inject": "list"}, "inject is 'result' or nothing, not 'list'"),
+        ("plan-execute-v0", {"team": "trio"}, "team is 'pair' or 'single', not 'trio'"),
         ("ledger-v0", {"researchers": 0}, "are 1 at least"),
         ("ledger-v0", {"redundancy": 0}, "are 1 at least"),
         ("ledger-v0", {"researchers": 3}, "redundancy divides researchers"),

@@ -182,6 +182,18 @@ ENVS: dict[str, EnvRow] = {
         agents="coordinator + researcher, a fixed team",
         oracle="exact: menus and misreadings, 868 runs of a task",
     ),
+    "research-review-v0": EnvRow(
+        target="counterpoint.envs.review:Review",
+        about="the same with a reviewer, who checks the draft and may send it back once",
+        agents="coordinator + researcher + reviewer, a fixed team",
+        oracle="exact: menus, misreadings and slips of the check, 1,432 runs of a task",
+    ),
+    "plan-execute-v0": EnvRow(
+        target="counterpoint.envs.plan:PlanExecute",
+        about="a task in typed steps for a stack machine, tested on hidden lists",
+        agents="planner + executor, a fixed team, or one agent alone",
+        oracle="exact: menus and jams of the machine, 728 runs of a task",
+    ),
     "ledger-v0": EnvRow(
         target="counterpoint.envs.ledger:Ledger",
         about="whom to spawn and to ask, how much, how to combine and when to stop, at a price",
