@@ -159,7 +159,7 @@ def _gathered(
     held: Record, replay: Replay, money: float, sought: Sought, rounds: int, seed: int
 ) -> Pool:
     """Spend the budget, a part of it at a time, the first on plain branches."""
-    runs, found = held.runs, list[Branches]()
+    runs, found = held.runs, [Branches.of(np.zeros((0, 1)), Spent(), exact=True)]
     taken = np.zeros(len(held.steps), dtype=np.int64)
     for left in range(rounds, 0, -1):
         part = money / left
@@ -181,7 +181,7 @@ def _wanted(held: Record, runs: Runs, taken: Ints, money: float, sought: Sought)
     """
     parts = by_group(runs)
     choice = choice_of(parts, sought)
-    if not choice.order:
+    if not (choice.order and held.due.any()):
         return plain(held, taken, money)
     price = groups.total(held.steps.group[held.due], held.price[held.due], held.steps.n_groups)
     orders = [

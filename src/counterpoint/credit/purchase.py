@@ -53,8 +53,8 @@ def record(steps: Steps, replay: Replay, seed: int) -> Record:
     rows = steps.order[~np.isnan(steps.outcome[steps.order])]
     at = places(steps, np.arange(len(steps)))
     menu = replay.menu(at)
-    width = menu.probs.shape[1]
-    label = np.where(np.arange(width) < menu.size[:, None], np.arange(width), -1)
+    width = np.arange(max(menu.probs.shape[1], 1))
+    label = np.where(width < menu.size[:, None], width, -1)
     label = label if menu.label is None else menu.label
     probs = np.zeros((len(steps), int(label.max(initial=0)) + 1))
     row, entry = np.nonzero(label >= 0)
@@ -63,10 +63,10 @@ def record(steps: Steps, replay: Replay, seed: int) -> Record:
     said = np.where(menu.taken < 0, -1, label[np.arange(len(steps)), np.maximum(menu.taken, 0)])
     _, run = np.unique(steps.rollout[rows], return_inverse=True)
     turn = np.arange(len(rows)) - np.searchsorted(run, run)
-    table = np.full((int(run.max(initial=-1)) + 1, int(turn.max(initial=-1)) + 1), -1)
+    table = np.full((int(run.max(initial=-1)) + 1, int(turn.max(initial=0)) + 1), -1)
     table[run, turn] = rows
     table = table[np.argsort(_ranked(steps, table[:, 0], seed), kind="stable")]
-    there, first = table >= 0, table[:, 0] if len(rows) else np.zeros(0, dtype=np.int64)
+    there, first = table >= 0, table[:, 0]
     runs = Runs(
         outcome=steps.outcome[first],
         group=steps.group[first],
@@ -129,75 +129,94 @@ def informative(held: Record, group: Group, choice: Choice, budget: float) -> Or
     changes it in a known way whatever that outcome is (A-optimal design; Chaloner and Verdinelli,
     1995). Acts are put in, not drawn. What later turns will be is taken as their mean.
     """
-    row, entry, Z, contrast, often = _candidates(held, group)
-    if not len(row):
-        return Order(row, entry)
-    X = rows_of(group.laid, group.runs, later(group))
-
-    def shared(x: Floats, y: Floats) -> Floats:
-        return kernels(x, y, choice.order)[-1] + 1.0  # 1 for the constant
-
-    noise = max(choice.penalty, _LEARNT)
-    flat, n = np.unique(X.reshape(len(X), -1), axis=0, return_counts=True)
-    X = flat.reshape(-1, *X.shape[1:])
-    across = shared(X, Z)
-    error = shared(Z, Z) - across.T @ np.linalg.solve(shared(X, X) + np.diag(noise / n), across)
-    credit = np.sqrt(often)[:, None] * (contrast @ error)
-    picks, cost = [], held.price[row]
-    while True:
-        gain = np.sum(credit**2, axis=0) / (noise + np.diagonal(error)) / cost
-        gain[cost > budget] = -1.0
+    asks = _candidates(held, group)
+    if not len(asks.row):
+        return Order(asks.row, asks.entry)
+    same = asks.history[:, None] == asks.history
+    wanted = np.sqrt(asks.often)[:, None] * (np.eye(len(same)) - same * asks.prob)
+    error = _error(asks, rows_of(group.laid, group.runs, later(group)), choice)
+    noise, cost = max(choice.penalty, _LEARNT), held.price[asks.row]
+    off, picks = wanted @ error, list[int]()
+    while np.sum(off * wanted) > _LEARNT * asks.often.sum():
+        gain = np.sum(off**2, axis=0) / (noise + np.diagonal(error)) / cost
+        gain[cost > budget] = 0.0
         best = int(np.argmax(gain))
-        unsure = np.sum(credit * np.sqrt(often)[:, None] * contrast)
-        if gain[best] <= 0 or unsure <= _LEARNT * often.sum():
+        if gain[best] <= 0:
             break
         picks.append(best)
         budget -= cost[best]
         step = error[best] / (noise + error[best, best])
-        credit = credit - np.outer(credit[:, best], step)
-        error = error - np.outer(error[best], step)
-    found = np.array(picks, dtype=np.int64)
-    return Order(row[found], entry[found])
+        off, error = off - np.outer(off[:, best], step), error - np.outer(error[best], step)
+    return Order(asks.row[picks], asks.entry[picks])
 
 
-def _candidates(held: Record, group: Group) -> tuple[Ints, Ints, Floats, Floats, Floats]:
-    """Every entry of the menu in every history with a row to credit: a row and an entry of it, its
-    row of the model, its contrast to the others there, and how many rows took it.
+def _error(asks: _Candidates, X: Floats, choice: Choice) -> Floats:
+    """(candidates, candidates) covariance of the model's error, after the runs `X`."""
+
+    def shared(x: Floats, y: Floats) -> Floats:
+        return kernels(x, y, choice.order)[-1] + 1.0  # 1 for the constant
+
+    flat, n = np.unique(X.reshape(len(X), -1), axis=0, return_counts=True)
+    X = flat.reshape(-1, *X.shape[1:])
+    noise = np.diag(max(choice.penalty, _LEARNT) / n)
+    across = shared(X, asks.X)
+    known = across.T @ np.linalg.solve(shared(X, X) + noise, across)
+    return shared(asks.X, asks.X) - known + np.diag(asks.hidden)
+
+
+class _Candidates(NamedTuple):
+    """Every label that might be chosen in every history with a row to credit: C of them.
+
+    Attributes:
+        row, entry: (C,) a row with that history, and the entry of its menu.
+        X: (C, S, L) its row of the model.
+        history: (C,) code of the history.
+        prob: (C,) what the policy gives it.
+        often: (C,) how many rows to credit chose it there.
+        hidden: (C,) variance of what later turns will be, where nobody has seen them.
     """
+
+    row: Ints
+    entry: Ints
+    X: Floats
+    history: Ints
+    prob: Floats
+    often: Floats
+    hidden: Floats
+
+
+def _candidates(held: Record, group: Group) -> _Candidates:
     runs, laid, rest = group.runs, group.laid, later(group)
-    parts, rows, entries, often = [], [], [], []
-    blocks: list[Floats] = []
-    record_ = np.flatnonzero(runs.turn < 0)
-    for turn in range(min(laid.slot.shape[1], held.row.shape[1])):
+    slots, labels = laid.took.shape[2:]
+    own, parts, unsure = np.flatnonzero(runs.turn < 0), list[_Candidates](), 0.0
+    for turn in reversed(range(held.row.shape[1])):
         ask = asked(laid, runs, rest, turn)
-        row = held.row[runs.origin[record_], turn]
-        on = (row >= 0) & (ask.at[record_] >= 0)
-        on[on] &= held.due[row[on]]
-        on[on] &= ~np.isnan(ask.probs[ask.at[record_[on]]]).any(axis=1)
-        node, first = np.unique(ask.at[record_[on]], return_index=True)
-        for place, own in zip(node.tolist(), row[on][first].tolist(), strict=True):
-            labels = np.flatnonzero(ask.probs[place] > 0)
-            took = runs.label[record_[on], turn][ask.at[record_[on]] == place]
-            parts.append(ask.X[place, labels])
-            rows.append(np.full(len(labels), own))
-            entries.append(np.array([int(np.argmax(held.label[own] == each)) for each in labels]))
-            often.append(np.array([np.count_nonzero(took == each) for each in labels]))
-            blocks.append(np.eye(len(labels)) - ask.probs[place, labels])
-    if not rows:
-        nothing = np.zeros(0, dtype=np.int64)
-        return nothing, nothing, laid.took[:0, 0], np.zeros((0, 0)), np.zeros(0)
-    contrast = np.zeros((sum(map(len, rows)),) * 2)
-    begin = 0
-    for block in blocks:
-        end = begin + len(block)
-        contrast[begin:end, begin:end], begin = block, end
-    return (
-        np.concatenate(rows),
-        np.concatenate(entries),
-        np.concatenate(parts),
-        contrast,
-        np.concatenate(often).astype(np.float64),
-    )
+        row, at = held.row[runs.origin[own], turn], ask.at[own]
+        on = (row >= 0) & (at >= 0) & held.due[row]
+        node, first, of = np.unique(at[on], return_index=True, return_inverse=True)
+        probs = ask.probs[node]
+        which, label = np.nonzero(probs > 0)
+        entry = np.argmax(held.label[row[on][first][which]] == label[:, None], axis=1)
+        met = np.zeros(ask.probs.shape, dtype=bool)
+        seen = np.flatnonzero((ask.at >= 0) & (runs.label[:, turn] >= 0))
+        met[ask.at[seen], runs.label[seen, turn]] = True
+        took = np.zeros((len(node), labels))
+        known = runs.label[own, turn][on] >= 0
+        np.add.at(took, (of.reshape(-1)[known], runs.label[own, turn][on][known]), 1.0)
+        parts.append(
+            _Candidates(
+                row=row[on][first][which],
+                entry=entry,
+                X=ask.X[node[which], label],
+                history=node[which] * held.row.shape[1] + turn,
+                prob=probs[which, label],
+                often=took[which, label],
+                hidden=np.where(met[node[which], label], 0.0, unsure),
+            )
+        )
+        there = ask.probs[~np.isnan(ask.probs).any(axis=1)]
+        unsure += float(there.var(axis=0).sum()) / slots if len(there) else 0.0
+    return _Candidates(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------
