@@ -156,7 +156,7 @@ def test_corrected_everywhere_it_is_unbiased_whatever_the_model():
     """
     found = {"always": [], "never": []}
     for seed in range(40):
-        plays = play(deal("T5", agents=2, seed=3), groups=4, rollouts=3, seed=seed)
+        plays = play(deal("T5", agents=2, spread=0.3, seed=3), groups=4, rollouts=3, seed=seed)
         for correction, errors in found.items():
             credit = fusion(
                 plays.steps, replay=Rerun(plays), order=1, correction=correction, seed=seed
