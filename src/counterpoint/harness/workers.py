@@ -48,7 +48,7 @@ def spread(
 ) -> Iterator[Trace]:
     """The traces of the jobs in their order, whoever played them.
 
-    Job i is played by worker i modulo their number; worker 0 is this process. Where a worker
+    Workers take turns (`_turns`); worker 0 is this process. Where a worker
     failed, its job is played here again, so that what went wrong is seen with its own traceback.
     With `notes` a worker that was ended is replaced once by another one that takes its jobs over
     from the one it was at; a job at which a second one ends too is left out. Both are noted.
@@ -56,19 +56,22 @@ def spread(
     Raises:
         Refused: a worker died, or failed at what does not fail here; it names worker and run.
     """
+    turns = _turns(len(jobs), workers)
+
+    def left(turn: int, since: int) -> list[Job]:
+        return [job for job, who in zip(jobs[since:], turns[since:], strict=True) if who == turn]
+
     with TemporaryDirectory() as folder:
         others: list[_Worker] = []
         try:
             for number in range(1, min(workers, len(jobs))):
                 path = Path(folder) / f"{number}.jsonl"
-                others.append(_started(number, path, jobs[number::workers], played))
-            for index, job in enumerate(jobs):
-                turn = index % workers
+                others.append(_started(number, path, left(number, 0), played))
+            for index, (job, turn) in enumerate(zip(jobs, turns, strict=True)):
                 if turn == 0:
                     yield played(job)
                     continue
-                here, later = jobs[index::workers], jobs[index + workers :: workers]
-                for left, then in ((here, "another took over"), (later, "that one is left out")):
+                for since, then in ((0, "another took over"), (1, "that one is left out")):
                     try:
                         yield _taken(others[turn - 1], job, played)
                         break
@@ -76,12 +79,21 @@ def spread(
                         if notes is None:
                             raise
                         notes.append(f"{ended}; {then}")
-                    path = Path(folder) / f"{turn}-{index}-{len(left)}.jsonl"
-                    dead, others[turn - 1] = others[turn - 1], _started(turn, path, left, played)
+                    path = Path(folder) / f"{turn}-{index}-{since}.jsonl"
+                    dead = others[turn - 1]
+                    others[turn - 1] = _started(turn, path, left(turn, index + since), played)
                     _ended(dead)
         finally:
             for worker in others:
                 _ended(worker)
+
+
+def _turns(jobs: int, workers: int) -> list[int]:
+    """Who plays each job: one after another, but this process, which also reads what the others
+    wrote, sits every fourth round out.
+    """
+    rounds = ([0] * (number % 4 != 3) + [*range(1, workers)] for number in range(jobs))
+    return [turn for each in rounds for turn in each][:jobs] if workers > 1 else [0] * jobs
 
 
 def _started(number: int, path: Path, jobs: Sequence[Job], played: Played) -> _Worker:

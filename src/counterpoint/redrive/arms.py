@@ -8,6 +8,7 @@ is a trace that holds its suffix only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -294,13 +295,13 @@ class Arm:
         amounts = zip(vars(self._lead).values(), vars(self._each).values(), strict=True)
         return Spent(*(lead + n * each for lead, each in amounts))
 
-    @property
+    @cached_property
     def _lead(self) -> Spent:
         """What leading the run along its record to the fork costs."""
         before = self.stage.events[: self.begin]
         return cost(before, 0, self.stage.env.tools(), policies=False)
 
-    @property
+    @cached_property
     def _each(self) -> Spent:
         """What the record from the fork on costs: of an act that is put in, no pass."""
         since = self.begin if self.change.do == "resample" else self.change.event.seq + 1

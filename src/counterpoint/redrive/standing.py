@@ -264,12 +264,12 @@ def cost(
     """
     calls = passes = tokens = 0
     for event in events[since:]:
-        if by_hand(event):
+        if not isinstance(event, ToolResult | Act) or by_hand(event):
             continue
         if isinstance(event, ToolResult):
             call = cast(ToolCall, events[cast(int, event.call)])
             calls += call.verdict != "deny" and call.tool in specs
-        elif policies and isinstance(event, Act):
+        elif policies:
             passes += 1
             tokens += (event.tokens_in or 0) + (event.tokens_out or 0)
     return Spent(calls, passes, tokens)
