@@ -208,10 +208,22 @@ def test_kept_branches_belong_to_seed_run_and_policy(tmp_path, capfd):
         for seed in (1, 2)
     )  # fmt: skip
     played, kept = [], tmp_path / "c.jsonl"
-    for path, *extra in ((one,), (one, "--set=seed=1"), (two,), (one,)):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from counterpoint.policies.scripted import Scripted\npolicy = Scripted(['none'])\n"
+    )
+    other = ("--policy", f"{mine}:policy", "--allow-changed")
+    for path, *extra in (
+        (one,),
+        (one, "--set=seed=1"),
+        (two,),
+        (one, *other),
+        (one, *other),
+        (one,),
+    ):
         told = cli(capfd, "credit", "c3", path, "--cache", kept, "--json", *extra)[1]
         played.append(told["diagnostics"]["forward_passes"] > 0)
-    assert played == [True, True, True, False]
+    assert played == [True, True, True, True, False, False]
 
 
 @pytest.mark.parametrize(
