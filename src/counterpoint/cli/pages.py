@@ -53,7 +53,8 @@ def study_(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="`diffusion`, `reference`, `cad`, `proof`, `stopping`."
+            metavar="NAME",
+            help="`diffusion`, `reference`, `cad`, `proof`, `stopping`, `two-agent`.",
         ),
     ],
     out: Annotated[

@@ -11,7 +11,7 @@ from typing import Protocol
 from counterpoint.report import Page
 from counterpoint.save import folder
 from counterpoint.spelling import Refused
-from counterpoint.study import cad_page, diffusion, proof, reference, stopping
+from counterpoint.study import cad_page, diffusion, proof, reference, stopping, two_agent
 from counterpoint.study.asked import Progress, silent
 
 
@@ -28,6 +28,7 @@ STUDIES: dict[str, Study] = {
     "cad": cad_page.cad,
     "proof": proof.proof,
     "stopping": stopping.stopping,
+    "two-agent": two_agent.two_agent,
 }
 """Every study by name."""
 

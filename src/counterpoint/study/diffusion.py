@@ -158,14 +158,19 @@ def _listed(name: str, agents: int, seed: int) -> tuple[float, float]:
 # How many units there are, and what one of them shows
 
 
-def all_runs(env: Env) -> Iterator[tuple[Trace, float]]:
-    """Every run of an environment's first task under policies that choose evenly, and its chance.
+def all_runs(env: Env, task: int = 0, seed: int = 0) -> Iterator[tuple[Trace, float]]:
+    """Every run of a task under policies that choose evenly, and its chance.
+
+    Args:
+        env: where.
+        task: which one: that of this group of `rollout`.
+        seed: of that rollout.
 
     Raises:
         Refused: over `MOST_RUNS` runs, or what cannot be listed.
     """
     team = team_of(env, Softmax())
-    header = header_of(env, team, group=0, rollout=0, seed=0)
+    header = header_of(env, team, group=task, rollout=0, seed=seed)
     env.reset(cast(int, header.task_seed))
     start = Listed(header, env, all_listed(team), ())
     left: list[tuple[float, tuple[Any, ...], Any]] = [(1.0, (), env.snapshot())]
