@@ -45,7 +45,7 @@ def test_every_game_and_dial_of_the_question_is_there():
     assert {"own", "success", "mediated", "self_report", "call_count", "padding"} == {
         cell.proxy for cell in grid
     }
-    for name in ("turns", "G", "groups", "error", "noise", "dep", "seed"):
+    for name in ("turns", "G", "groups", "error", "noise", "dep"):
         assert len({getattr(cell, name) for cell in grid}) >= 2
     assert len({cell.name for cell in grid}) == len(grid)
 

@@ -43,8 +43,8 @@ from counterpoint.study.asked import Progress
 BATCHES = {False: 6, True: 4}
 """Independent batches of each cell, in full and quick."""
 
-SEEDS = {False: 2, True: 3}
-"""Draws of each game."""
+SEEDS = {False: 1, True: 3}
+"""Draws of all the games of a cell; each of its groups plays a game of its own in any case."""
 
 MATCHED = ("rloo", "cad_upstream", "cad_equal", "cosac")
 """Methods that are compared at equal calls as well, with as many more rollouts as those pay for."""
