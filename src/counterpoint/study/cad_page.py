@@ -115,11 +115,12 @@ def _about(found: Sequence[Found], quick: bool) -> list[Section]:
     return [
         Section(
             "Cost, bias and variance",
-            f"{len(found)} cells ({len(cells(quick)) // SEEDS[quick]} kinds, seeds: {SEEDS[quick]}), "
-            f"in which each group plays a draw of the game of its own; {BATCHES[quick]} independent "
-            "batches of each cell; every method gets the same plays. Errors are against exact seqau: what an act was worth to the team, given "
-            "all that had happened. Medians over cells; mse is the geometric mean of the ratio to "
-            f"RLOO's. CAD-GRPO is a reconstruction. {' '.join(f'Refused: {r}.' for r in refused)}",
+            f"{len(found)} cells ({len(cells(quick)) // SEEDS[quick]} kinds, seeds: "
+            f"{SEEDS[quick]}), in which each group plays a draw of the game of its own; "
+            f"{BATCHES[quick]} independent batches of each cell; every method gets the same plays. "
+            "Errors are against exact seqau: what an act was worth to the team, given all that had "
+            "happened. Medians over cells; mse is the geometric mean of the ratio to RLOO's. "
+            f"CAD-GRPO is a reconstruction. {' '.join(f'Refused: {r}.' for r in refused)}",
             summary(rows),
             _frontier(summary(rows)),
             "Error against cost. Left and low is good: cheap and near the exact credit.",
