@@ -386,6 +386,7 @@ def test_demo_writes_the_page_and_its_figures(tmp_path):
     # by hand from the excerpt: tasks 1, 2, 5, 6, 7, 11 have one success of four, the others none;
     # every Who&When run is alone in its group
     assert told["real"] == {"traces": 48 + 11, "nonzero": 6 * 4, "groups_without_signal": 6 + 11}
+    assert [row["seeds"] for row in told["learning"]] == [3, 3, 3]
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 

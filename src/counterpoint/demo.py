@@ -1,4 +1,6 @@
-"""The demo: four methods against exact credit, and on real runs that other people recorded."""
+"""The demo: four methods against exact credit, on real runs that other people recorded, and a team
+that learns.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,9 @@ from counterpoint.report import (
 )
 from counterpoint.schema import Finding, Trace
 from counterpoint.steps import Steps
+from counterpoint.study.two_agent_page import curves
+from counterpoint.study.two_agent_run import Cell, scaled, trained
+from counterpoint.study.two_agent_stats import outcomes
 from counterpoint.validate import validate
 from counterpoint.world import fold
 
@@ -42,6 +47,12 @@ GAMES: tuple[str, ...] = ("T2", "T11")
 """A team in which later agents react, and a loop in which states come back."""
 
 GROUPS, ROLLOUTS, SEED = 150, 8, 0
+
+LEARNERS: tuple[str, ...] = ("single_agent", "naive_grpo", "cad_equal")
+"""Arms of the study `two-agent` that learn here."""
+
+LEARNING, PATH, SEEDS = 0.5, 6.0, 3
+"""Share of the study's budget, how far the table may move, and how many runs of each."""
 
 Panels = list[tuple[str, Floats, Floats]]
 """Title, exact credit and estimate of each scatter plot in a row."""
@@ -82,6 +93,8 @@ def run(out: Path, say: Callable[[str], None] = print) -> Demo:
         traces += log
         table += rows
         sections.append(section)
+    learning, section = _learned(say)
+    sections.insert(1, section)
     nonzero = [row["nonzero_runs"] for row in table if row["method"] == "grpo"]
     dead = [row["groups_without_signal"] for row in table if row["method"] == "grpo"]
     summary = {
@@ -93,6 +106,7 @@ def run(out: Path, say: Callable[[str], None] = print) -> Demo:
             "groups_without_signal": sum(dead),
         },
         "methods": scores,
+        "learning": learning,
     }
     return Demo(page("Counterpoint: who earned the reward", sections), summary, table)
 
@@ -190,3 +204,24 @@ def _against_exact(steps: Steps, exact: Credit) -> tuple[list[dict[str, Any]], S
         "Each point is one act: exact credit across, the method's credit up.",
     )
     return scores, section
+
+
+def _learned(say: Callable[[str], None]) -> tuple[list[dict[str, Any]], Section]:
+    """A team from chance on: three ways to learn on one budget."""
+    cells = [Cell(ENV, arm, PATH, seed) for arm in LEARNERS for seed in range(SEEDS)]
+    runs = {cell: trained(cell, LEARNING, 0).rows for cell in cells}
+    budget = partial(scaled, scale=LEARNING)
+    rows = outcomes(runs, ENV, budget(ENV))
+    say(
+        f"{ENV}: {len(runs)} runs of training; "
+        + ", ".join(f"{r['method']} {r['final']}" for r in rows)
+    )
+    text = (
+        f"A table of logits learns {ENV} from chance: one agent with all tools, the pair where "
+        "everybody gets the team's reward (naive GRPO), and the pair credited by CAD-GRPO with its "
+        f"gate. Each has {budget(ENV).env_calls} calls, {budget(ENV).tokens} tokens and the same "
+        f"pace, {SEEDS} seeds; success is exact. `counterpoint study two-agent` has ten seeds, "
+        "controls, and the other methods."
+    )
+    caption = "Mean over seeds, and its 95 % interval by bootstrap."
+    return rows, Section("A team that learns", text, rows, curves(runs, LEARNERS, budget), caption)

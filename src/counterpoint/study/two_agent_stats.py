@@ -118,7 +118,9 @@ def outcomes(runs: Runs, env: str, most: Spent) -> list[Row]:
                 "over the budget": _spelled(
                     interval([over_budget(rows, most.env_calls) for rows in curves])
                 ),
-                "P(better than naive)": _spelled(improvement(final, naive)),
+                "P(better than naive)": None
+                if method == "naive_grpo"
+                else _spelled(improvement(final, naive)),
                 "env_calls": _mean(marks, "env_calls"),
                 "tokens": _mean(later, "tokens"),
                 "rollouts": _mean(marks, "rollouts"),
