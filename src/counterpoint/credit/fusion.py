@@ -73,8 +73,9 @@ def fusion(
         steps: rows with `group`, `rollout`, `step`, `agent`, `outcome`, `mask`.
         replay: what runs them again; its menus say what could be chosen. One that also tells the
             turns of its branches (`credit.protocols.Retelling`) teaches the model more.
-        budget: calls of the environment; by default what C3 takes for four siblings a turn. 0 is
-            none: the model of the recorded runs alone.
+        budget: calls of the environment, one for each turn that is left; by default what C3 takes
+            for four siblings a turn. Branches that turn out dearer than the record can exceed it by
+            that much. 0 is none: the model of the recorded runs alone.
         correction: "auto" as above; "always" gives A' everywhere, from plain branches alone, which
             is unbiased; "never" leaves the model as it is.
         order: how many choices may interact, 0 for none at all; by default it is found.
@@ -171,7 +172,8 @@ def _gathered(
         more, came = bought(held, replay, wanted, taken, seed)
         runs, found = joined(runs, more), found + came
         spent = sum((each.spent for each in came), Spent()).env_calls
-        money -= max(spent, float(held.price[wanted.row].sum()))
+        ran = any(each.leaves.any() for each in came)  # else it was only priced
+        money -= spent if ran else float(held.price[wanted.row].sum())
     return Pool(runs, found)
 
 

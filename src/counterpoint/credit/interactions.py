@@ -20,6 +20,10 @@ LADDER = (1e-9, 1e-6, 1e-4, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 MOST_ORDER = 8
 """The highest order of interaction that is tried."""
 
+WORTH = 2.0
+"""What an order more has to take off the held-out error, in mean errors of a run, as by Akaike's
+criterion (1974) for a parameter more."""
+
 _EQUAL = 1e-12
 
 
@@ -130,20 +134,20 @@ class Choice(NamedTuple):
     r2: float
 
 
-def chosen(errors: Floats, sought: Sought) -> Choice:
-    """The order and λ of the least held-out error (`held_out`, summed over groups), unless given.
+def chosen(errors: Floats, runs: int, sought: Sought) -> Choice:
+    """The lowest order whose held-out error (`held_out`, summed over groups) is the least, or above
+    it by no more than `WORTH` of the `runs` err on average; its best λ; or what was asked for.
 
-    Of equal errors the lowest order, and the largest λ; a given λ is judged by its neighbour on the
-    ladder.
+    Of equal errors the largest λ; a given λ is judged by its neighbour on the ladder.
     """
     nothing, orders, steps = errors[0, 0], np.arange(len(errors)), np.arange(len(LADDER))
     if sought.order is not None:
         orders = orders[[min(sought.order, len(errors) - 1)]]
     if sought.penalty is not None:
         steps = steps[[np.argmin(np.abs(np.log(np.array(LADDER) / sought.penalty)))]]
-    part = errors[np.ix_(orders, steps)]
-    row, column = np.nonzero(part <= part.min() + _EQUAL * nothing)
-    first = np.lexsort((-column, row))[0]
-    penalty = sought.penalty or LADDER[steps[column[first]]]
-    r2 = 1.0 - float(part.min()) / nothing if nothing > 0 else 0.0
-    return Choice(int(orders[row[first]]), penalty, float(r2))
+    part, rounding = errors[np.ix_(orders, steps)], _EQUAL * nothing
+    enough = part.min() * (1 + WORTH / max(runs, 1)) + rounding
+    row = int(np.argmax(part.min(axis=1) <= enough))
+    column = np.flatnonzero(part[row] <= part[row].min() + rounding)[-1]
+    r2 = 1.0 - float(part[row].min()) / nothing if nothing > 0 else 0.0
+    return Choice(int(orders[row]), sought.penalty or LADDER[steps[column]], float(r2))

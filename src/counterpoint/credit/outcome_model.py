@@ -72,18 +72,34 @@ def joined(first: Runs, second: Runs) -> Runs:
     """Two sets of runs as one; the shorter and the narrower are filled up."""
     turns = max(each.agent.shape[1] for each in (first, second))
     labels = max(each.probs.shape[2] for each in (first, second))
-    one, two = (_filled(each, turns, labels) for each in (first, second))
+    one, two = (filled(each, turns, labels) for each in (first, second))
     return Runs(*(np.concatenate(pair) for pair in zip(one, two, strict=True)))
 
 
-def _filled(runs: Runs, turns: int, labels: int) -> Runs:
-    more = turns - runs.agent.shape[1]
-    wide = np.pad(runs.probs, [(0, 0), (0, 0), (0, labels - runs.probs.shape[2])])
+def filled(runs: Runs, turns: int, labels: int) -> Runs:
+    """The runs with more turns, of which nothing is known, and more labels, which nobody chose; as
+    many as there are, if that is more.
+    """
+    more = max(turns - runs.agent.shape[1], 0)
+    wide = max(labels - runs.probs.shape[2], 0)
+    probs = np.pad(runs.probs, [(0, 0), (0, 0), (0, wide)])
     return runs._replace(
         agent=np.pad(runs.agent, [(0, 0), (0, more)], constant_values=-1),
         label=np.pad(runs.label, [(0, 0), (0, more)], constant_values=-1),
-        probs=np.pad(wide, [(0, 0), (0, more), (0, 0)], constant_values=np.nan),
+        probs=np.pad(probs, [(0, 0), (0, more), (0, 0)], constant_values=np.nan),
     )
+
+
+def narrowed(runs: Runs) -> tuple[Runs, Ints]:
+    """The runs with only those labels that one of them could have chosen, and which those are; one
+    where there is none.
+    """
+    could = np.nonzero(np.nan_to_num(runs.probs))[2]
+    used = np.unique(np.concatenate([could, runs.label[runs.label >= 0]]))
+    used = used if len(used) else np.zeros(1, dtype=np.int64)
+    back = np.full(runs.probs.shape[2] + 1, -1)
+    back[used] = np.arange(len(used))
+    return runs._replace(label=back[runs.label], probs=runs.probs[:, :, used]), used
 
 
 # ---------------------------------------------------------------------------------------------
@@ -202,10 +218,13 @@ def asked(held: Layout, runs: Runs, rest: Floats, turn: int) -> Asked:
 
 
 class Group(NamedTuple):
-    """The runs of one group: its code, which of all runs they are, and how they are laid out."""
+    """The runs of one group: its code, which of all runs they are, and how they are laid out; their
+    labels are those of `labels`, in its order.
+    """
 
     group: int
     which: Ints
+    labels: Ints
     runs: Runs
     laid: Layout
 
@@ -215,8 +234,11 @@ def by_group(runs: Runs) -> list[Group]:
     order = np.argsort(runs.group, kind="stable")
     codes, begin = np.unique(runs.group[order], return_index=True)
     parts = np.split(order, begin[1:])
-    picked = [(code, which, runs.take(which)) for code, which in zip(codes, parts, strict=False)]
-    return [Group(int(code), which, own, layout(own)) for code, which, own in picked]
+    out = []
+    for code, which in zip(codes.tolist(), parts, strict=False):
+        own, labels = narrowed(runs.take(which))
+        out.append(Group(code, which, labels, own, layout(own)))
+    return out
 
 
 def fitted(group: Group, choice: Choice, use: Bools | None = None) -> Fit:
@@ -229,12 +251,13 @@ def fitted(group: Group, choice: Choice, use: Bools | None = None) -> Fit:
 def choice_of(parts: list[Group], sought: Sought, use: list[Bools] | None = None) -> Choice:
     """Order and λ of all groups together, from all runs or from some."""
     slots = max((each.laid.took.shape[2] for each in parts), default=0)
-    total = np.zeros((min(slots, MOST_ORDER) + 1, len(LADDER)))
+    total, runs = np.zeros((min(slots, MOST_ORDER) + 1, len(LADDER))), 0
     for each, on in zip(parts, use or [_used(each, None) for each in parts], strict=True):
         if np.count_nonzero(on) > 1:
             X = rows_of(each.laid, each.runs, later(each, on))[on]
             total += held_out(X, each.runs.outcome[on], len(total) - 1)
-    return chosen(total, sought)
+            runs += len(X)
+    return chosen(total, runs, sought)
 
 
 def _used(group: Group, use: Bools | None) -> Bools:

@@ -14,6 +14,7 @@ from counterpoint.credit.outcome_model import (
     Group,
     Runs,
     asked,
+    filled,
     joined,
     later,
     rows_of,
@@ -196,7 +197,7 @@ def _candidates(held: Record, group: Group) -> _Candidates:
         node, first, of = np.unique(at[on], return_index=True, return_inverse=True)
         probs = ask.probs[node]
         which, label = np.nonzero(probs > 0)
-        entry = np.argmax(held.label[row[on][first][which]] == label[:, None], axis=1)
+        entry = np.argmax(held.label[row[on][first][which]] == group.labels[label][:, None], axis=1)
         met = np.zeros(ask.probs.shape, dtype=bool)
         seen = np.flatnonzero((ask.at >= 0) & (runs.label[:, turn] >= 0))
         met[ask.at[seen], runs.label[seen, turn]] = True
@@ -253,41 +254,46 @@ def bought(
 def _branched(held: Record, row: Ints, found: Branches, told: Retold | None) -> Runs:
     """The runs that branches at these rows ended in: what went before, and what was told since."""
     origin, turn = _where(held, row)
-    past = held.runs.take(origin)
-    if told is None:
-        drawn = found.drawn[:, 0]
-        label = np.where(drawn < 0, -1, held.label[row, np.maximum(drawn, 0)])
-        since = Retold(
-            held.steps.agent[row][:, None, None],
-            label[:, None, None],
-            past.probs[np.arange(len(row)), turn][:, None, None],
-        )
-    else:
-        since = told
-    ahead = since.agent.shape[2]
-    turns = max(int(turn.max(initial=0)) + ahead, past.agent.shape[1])
-    labels = max(since.probs.shape[3], past.probs.shape[2])
-    agent, label = np.full((2, len(row), turns), -1)
-    probs = np.full((len(row), turns, labels), np.nan)
+    past, since = held.runs.take(origin), _since(held, row, found, told)
     before = np.arange(past.agent.shape[1]) < turn[:, None]
-    agent[:, : before.shape[1]] = np.where(before, past.agent, -1)
-    label[:, : before.shape[1]] = np.where(before, past.label, -1)
-    probs[:, : before.shape[1], : past.probs.shape[2]] = np.where(
-        before[:, :, None], past.probs, np.nan
-    )
-    at = turn[:, None] + np.arange(ahead)
-    each = np.arange(len(row))[:, None]
-    agent[each, at], label[each, at] = since.agent[:, 0], since.label[:, 0]
-    probs[each, at] = np.pad(
-        since.probs[:, 0], [(0, 0), (0, 0), (0, labels - since.probs.shape[3])]
-    )
-    return past._replace(
+    cut = past._replace(
         outcome=found.values[:, 0],
         turn=turn,
-        whole=np.full(len(row), told is not None),
-        agent=agent,
-        label=label,
-        probs=probs,
+        whole=since.whole,
+        agent=np.where(before, past.agent, -1),
+        label=np.where(before, past.label, -1),
+        probs=np.where(before[:, :, None], past.probs, np.nan),
+    )
+    turns = int(turn.max(initial=0)) + since.agent.shape[1]
+    run = filled(cut, max(turns, cut.agent.shape[1]), since.probs.shape[2])
+    each, at = np.arange(len(row))[:, None], turn[:, None] + np.arange(since.agent.shape[1])
+    run.agent[each, at], run.label[each, at] = since.agent, since.label
+    run.probs[each, at] = filled(since, since.agent.shape[1], run.probs.shape[2]).probs
+    return run
+
+
+def _since(held: Record, row: Ints, found: Branches, told: Retold | None) -> Runs:
+    """Branches from their place on: as they were told, or else their first turn alone."""
+    origin, turn = _where(held, row)
+    drawn = found.drawn[:, 0]
+    label = np.where(drawn < 0, -1, held.label[row, np.maximum(drawn, 0)])
+    first = held.runs.take(origin)._replace(
+        whole=np.zeros(len(row), dtype=bool),
+        agent=held.steps.agent[row][:, None],
+        label=label[:, None],
+        probs=held.runs.probs[origin, turn][:, None],
+    )
+    if told is None:
+        return first
+    first = filled(first, told.agent.shape[2], told.probs.shape[3])
+    whole = told.agent[:, 0, 0] >= 0
+    probs = np.full(first.probs.shape, np.nan)
+    probs[:, :, : told.probs.shape[3]] = told.probs[:, 0]
+    return first._replace(
+        whole=whole,
+        agent=np.where(whole[:, None], told.agent[:, 0], first.agent),
+        label=np.where(whole[:, None], told.label[:, 0], first.label),
+        probs=np.where(whole[:, None, None], probs, first.probs),
     )
 
 

@@ -9,11 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from counterpoint.branches import KEEP, NULL, RESAMPLE, Absence, Branches, Downstream, Menu, Spent
+from counterpoint.branches import (
+    KEEP,
+    NULL,
+    RESAMPLE,
+    Absence,
+    Branches,
+    Downstream,
+    Menu,
+    Retold,
+    Spent,
+)
 from counterpoint.credit.protocols import mean_of
 from counterpoint.envs import Env
 from counterpoint.groups import Bools, Floats, Ints
@@ -26,6 +37,7 @@ from counterpoint.redrive.follow import Team
 from counterpoint.redrive.interventions import NOTHING, planned
 from counterpoint.redrive.record import Record, Said, sight
 from counterpoint.redrive.standing import Standing, asked_at, cost, go_on, snapshot, staged, twin
+from counterpoint.redrive.told import Told, Turn
 from counterpoint.schema import Act, Trace, header_digest
 from counterpoint.spelling import CANONICAL, Refused, digest_of
 from counterpoint.streams import Domain, Draws, Keys, branch_key, key_at
@@ -107,8 +119,9 @@ class _Lost(Refused):
 class _Bill:
     """What policies were asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Told) -> None:
         self.passes = self.tokens = 0
+        self._told = told
 
     def asked(self, policy: Policy) -> Policy:
         """The policy, at cost."""
@@ -118,6 +131,7 @@ class _Bill:
             self.passes += 1
             written, fed = sizes(said if isinstance(said, Output) else Output(said))
             self.tokens += written + (fed or 0)
+            self._told.hear(observation, legal, said, policy)
             return said
 
         return act
@@ -192,6 +206,7 @@ class Branching:
         self._watched = watched
         self._null = null
         self._records: dict[int, Record] = {}
+        self._told = Told()
 
     def menu(self, places: Ints) -> Menu:
         """The menus of the record, with the probabilities that the policies give."""
@@ -200,7 +215,9 @@ class Branching:
         width = max((len(each.texts) for each in said), default=0)
         probs = np.zeros((len(said), width))
         does = {verb: np.zeros((len(said), width), dtype=bool) for verb in DECISIONS}
+        label = np.full((len(said), width), -1)
         for row, (record, each) in enumerate(found):
+            label[row, : len(each.texts)] = self._told.labels(each.texts)
             given = record.probs[each.act.seq]
             probs[row, : len(each.texts)] = np.nan if given is None else given
             for column, text in enumerate(each.texts):
@@ -211,7 +228,7 @@ class Branching:
             for each in said
         ]
         size, taken, null = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-        return Menu(size, probs, taken, null, does)
+        return Menu(size, probs, taken, null, does, label)
 
     def branch(
         self,
@@ -227,7 +244,8 @@ class Branching:
         """As `credit.protocols.Replay.branch`."""
         values = np.full((len(places), n, each), np.nan)
         drawn = np.full((len(places), n), -1, dtype=np.int64)
-        bill, calls, exact = _Bill(), Spent(), True
+        bill, calls, exact = _Bill(self._told), Spent(), True
+        self._told.forget()
         order = np.lexsort((places[:, 1], places[:, 0]))  # no run is led twice
         for row in self._watched(order.tolist()):
             record, said = self._at(*places[row].tolist())
@@ -239,7 +257,11 @@ class Branching:
                 continue
             for number in range(n):
                 keys = branch_key(record.stage.keys, said.begin, seed, start + number)
+                asked = (*places[row].tolist(), int(action[row]), start + number, seed)
+                self._told.begin(asked)
                 run = _acted(_begun(record, base, said.begin, keys, bill), said.begin)
+                if action[row] != RESAMPLE:  # then nobody was asked for it
+                    self._told.begin(asked, _turn(record, said, _last(run).text))
                 drawn[row, number] = said.entry(_last(run).text)
                 _play_on(run, record, downstream, bill, {})
                 found, made = _leaves(run, each, seed)
@@ -247,6 +269,23 @@ class Branching:
         leaves = (~np.isnan(values)).sum(axis=2)
         spent = calls + Spent(0, bill.passes, bill.tokens)
         return Branches.of(mean_of(values), spent, leaves=leaves, drawn=drawn, exact=exact)
+
+    def retell(
+        self,
+        places: Ints,
+        action: Ints,
+        n: int,
+        *,
+        agents: Sequence[Any],
+        start: int = 0,
+        seed: int = 0,
+    ) -> Retold:
+        """As `credit.protocols.Retelling.retell`, of the branches that were asked for last."""
+        asked = [
+            [(*place, act, number, seed) for number in range(start, start + n)]
+            for place, act in zip(places.tolist(), action.tolist(), strict=True)
+        ]
+        return self._told.retold(asked, agents)
 
     def absent(
         self,
@@ -262,7 +301,7 @@ class Branching:
     ) -> Branches:
         """As `credit.protocols.Replay.absent`; every coalition of a run meets the same draws."""
         values = np.full((len(runs), n), np.nan)
-        bill, calls, exact = _Bill(), Spent(), True
+        bill, calls, exact = _Bill(self._told), Spent(), True
         for row, number in enumerate(self._watched(runs.tolist())):
             record = self._record(number)
             exact &= _exact(record)
@@ -349,6 +388,11 @@ class Branching:
             return bill.asked(record.stage.team[observation.role])(observation, legal, draws)
 
         return act
+
+
+def _turn(record: Record, said: Said, text: str | None) -> Turn:
+    """The turn of a record, with another text."""
+    return Turn(said.act.agent, said.texts, text, partial(record.probs.get, said.act.seq))
 
 
 def _since(record: Record, before: Spent) -> Spent:
