@@ -374,12 +374,20 @@ def test_the_credit_of_a_decision_is_that_of_the_turn_that_took_or_declined_it()
     assert np.isnan(turn.values[~np.isin(np.arange(len(steps)), units.row)]).all()
 
 
+def test_a_step_in_which_nobody_could_decide_is_dead_and_no_fault():
+    """A team that always stops at once never aggregates: nothing is credited, nothing moves."""
+    team = Softmax({"hire 0: nobody": {"stop:unknown": 60.0}})
+    rows = train(make("ledger-v0"), team, "aggregate", steps=2, **SMALL)
+    assert [(row["dead_groups"], row["rows"]) for row in rows] == [(3, 0), (3, 0)]
+    assert team.version.startswith("0-")
+
+
 # ---------------------------------------------------------------------------------------------
 # Bad input, and the command
 
 UNMET = {
     "gae": "the column value",
-    "hiper": "the column segment_start",
+    "hiper": "segment_start",
     "treemem": "length_penalty",
     "ccpo": "outcomes of −1 and",
     "cosac": "policy=",

@@ -13,7 +13,7 @@ import numpy as np
 
 from counterpoint import groups
 from counterpoint.branches import Spent
-from counterpoint.credit import METHODS, Account, estimate, parameters
+from counterpoint.credit import METHODS, Account, Unidentified, estimate, parameters
 from counterpoint.credit import method as function
 from counterpoint.envs import Env
 from counterpoint.harness import header_of, rollout, team_of
@@ -206,7 +206,7 @@ def credited(
     """Credit per turn by a method, and the account of the branches that it took.
 
     A method that needs to run the runs again is given their `Branching`, within the budget; one
-    about decisions gives numbers per turn by `by_turn`.
+    about decisions gives numbers per turn by `by_turn`, and none where nobody could decide.
 
     Args:
         method: as in `estimate`.
@@ -223,8 +223,14 @@ def credited(
     asks = "replay" in inspect.signature(function(method)).parameters
     if asks and _measures(method, steps):
         given = {"replay": account, **given}
-    credit = estimate(method, steps, **given)
-    return by_turn(steps, credit), account
+    try:
+        return by_turn(steps, estimate(method, steps, **given)), account
+    except Unidentified as nobody:
+        if "replay" not in given or nobody.found.taken or nobody.found.declined:
+            raise
+    # the decision never came up in these runs: nothing to learn from them, which is no fault
+    nothing = np.full(len(steps), np.nan)
+    return Credit(nothing, estimand="seqau", diagnostics={"effective_sample_size": 0}), account
 
 
 def _measures(method: str, steps: Steps) -> bool:
