@@ -208,6 +208,20 @@ def test_errors_are_those_of_the_regression_with_dummies(kind):
     np.testing.assert_allclose(got.stderr, sandwich(x, y, group, kind), rtol=1e-9)
 
 
+def test_an_error_of_nothing_is_nothing():
+    """A regressor that one run alone carries fits it perfectly: its error is 0, whatever rounding
+    says of the variance.
+    """
+    group = np.repeat(np.arange(4), 8)
+    x, y = np.ones((32, 2)), np.ones(32)
+    x[8, 1] = x[26] = 0.0  # in one run of two groups; the two others have no spread
+    y[[2, 8, 22, 23, 26, 28, 31]] = 0.0
+    X = within(group, x, 4)
+    found = inference(X, within(group, y, 4), group, 4)
+    assert found.stderr[1] == pytest.approx(0, abs=1e-12)
+    assert found.stderr[0] > 0.1
+
+
 @pytest.mark.parametrize(
     ("kind", "want"),
     [

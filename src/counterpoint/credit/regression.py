@@ -272,7 +272,8 @@ def inference(
     bread = np.linalg.inv(x.T @ x)
     beta[alive] = bread @ (x.T @ y)
     e: Floats = y - x @ beta[alive]
-    stderr[alive] = np.sqrt(np.diagonal(bread @ _meat(x, e, bread, group, size, errors) @ bread))
+    V = np.diagonal(bread @ _meat(x, e, bread, group, size, errors) @ bread)
+    stderr[alive] = np.sqrt(np.maximum(V, 0.0))  # rounding of a perfect fit may lie below 0
     wide = t_critical(level, known) * stderr
     return Inference(beta, stderr, beta - wide, beta + wide, float(known))
 
