@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -136,7 +137,8 @@ class Descending:
                     p.grad *= scale
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self.optimizer.step()
+            with _alone(self.optimizer, self.numbers):
+                self.optimizer.step()
         for p in self.numbers:
             p.grad = None
 
@@ -171,6 +173,24 @@ def adam(policies: Sequence[Any]) -> torch.optim.Adam:
     if not numbers:
         raise Refused("optimizer is 'adam', and none of the policies that learn is a model")
     return torch.optim.Adam(numbers)
+
+
+@contextmanager
+def _alone(optimizer: torch.optim.Optimizer, numbers: Sequence[Tensor]) -> Iterator[None]:
+    """Only these numbers have a gradient here: a step of an optimiser takes all that have one, and
+    the other policies that it moves have their own turn.
+    """
+    own = {id(p) for p in numbers}
+    held = [
+        (p, p.grad) for group in optimizer.param_groups for p in group["params"] if id(p) not in own
+    ]
+    for p, _ in held:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in held:
+            p.grad = grad
 
 
 def save_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
