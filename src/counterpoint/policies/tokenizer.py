@@ -154,8 +154,8 @@ _WORD = re.compile(r" ?\w+| ?[^\w\s]|\s")
 """A word or a sign, with the blank before it; every text is a sequence of these."""
 
 _BLOCK = re.compile(r"<<from ([^,\n]*, \w+), ([0-9a-f]{8})\n(.*)\n\2>>", re.DOTALL)
-_HEAR, _FROM, _SAY, _MENU, _EITHER, _END, _FIRST_BYTE = range(1, 8)
-_FIRST_WORD = _FIRST_BYTE + 256
+_HEAR, _FROM, _SAY, _MENU, _EITHER, _END, FIRST_BYTE = range(1, 8)
+_FIRST_WORD = FIRST_BYTE + 256
 
 
 class Words(Tokenizer):
@@ -199,7 +199,7 @@ class Words(Tokenizer):
             if known is not None:
                 ids.append(known)
             else:
-                ids += [_FIRST_BYTE + byte for byte in word.encode("utf-8", "surrogatepass")]
+                ids += [FIRST_BYTE + byte for byte in word.encode("utf-8", "surrogatepass")]
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

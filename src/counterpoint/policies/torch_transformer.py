@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from counterpoint.policies.tokenizer import Words
-from counterpoint.policies.torch_writer import Net, Writer
-from counterpoint.save import whole_file
-from counterpoint.spelling import CANONICAL, Refused
+from counterpoint.policies.tokenizer import FIRST_BYTE, Words
+from counterpoint.policies.torch_writer import Net, Writer, saved
+from counterpoint.spelling import Refused
 
 Memory: TypeAlias = list[tuple[Tensor, Tensor]]
 
@@ -67,17 +63,6 @@ class Transformer(Writer):
         """What it was built with, the first numbers' seed left out."""
         return {**super().settings, **self._words}
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write settings and numbers as .npz, whole or not at all.
-
-        Raises:
-            Refused: the file exists and `force` is not set, or it cannot be written.
-        """
-        settings = CANONICAL.encode({"version": self._updates, **self.settings})
-        held = {name: values.numpy() for name, values in self.state().items()}
-        with whole_file(path, force=force) as file:
-            np.savez(file, settings=np.frombuffer(settings, np.uint8), **held)  # type: ignore[arg-type]
-
     @classmethod
     def load(cls, path: str | Path, digest: str | None = None) -> Transformer:
         """Read a transformer; if `digest` is given, it must be the one that it has.
@@ -85,14 +70,11 @@ class Transformer(Writer):
         Raises:
             Refused: no such file, no transformer in it, or another digest.
         """
+        updates, settings, state = saved(path, cls.kind)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                held = {name: file[name] for name in file.files}
-            settings = json.loads(held.pop("settings").tobytes())
-            updates = int(settings.pop("version"))
             loaded = cls(**settings)
-            loaded._put({name: torch.from_numpy(values) for name, values in held.items()})
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+            loaded._put(state)
+        except (TypeError, Refused) as error:
             raise Refused(f"{path} holds no transformer: {error}") from None
         loaded._settle(updates)
         if digest is not None and loaded.params_digest != digest:
@@ -100,22 +82,12 @@ class Transformer(Writer):
         loaded.target = f"transformer:{path}"
         return loaded
 
-    def restore(self, path: str | Path) -> None:
-        """Act as the saved transformer does, by its version too.
-
-        Raises:
-            Refused: like `load`, or it was built otherwise than this one.
-        """
-        held = Transformer.load(path)
-        if held.settings != self.settings:
-            raise Refused(f"{path} holds a transformer of other words or sizes than this one")
-        self._put(held.state())
-        self._settle(held._updates)
-
 
 _SPREAD = {"token.weight": 1.0, "place.weight": 0.2}
-"""Spread of the first numbers, times 1/√width; others have 2. With the usual small ones an agent
-writes nearly the same whatever it has read, and a team that starts so learns no language.
+_MARKS = 0.2
+"""Spread of the first numbers, times 1/√width; others have 2, and the marks of a prompt less than
+its words. With the usual small ones an agent writes nearly the same whatever it has read, and a
+team that starts so learns no language.
 """
 
 
@@ -141,6 +113,8 @@ class _Layers(Net):
             for name, weight in self.named_parameters():
                 if weight.dim() == 2:
                     nn.init.normal_(weight, std=_SPREAD.get(name, 2.0) * weight.shape[1] ** -0.5)
+            with torch.no_grad():
+                self.token.weight[:FIRST_BYTE] *= _MARKS
 
     def read(self, ids: Tensor, at: Tensor, seen: Tensor, past: Any) -> tuple[Tensor, Memory]:
         x = self.token(ids) + self.place(at)

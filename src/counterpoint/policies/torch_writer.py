@@ -16,8 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, repeat
+from pathlib import Path
 from typing import Any, NamedTuple, cast
+from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from counterpoint.groups import Bools, Floats, Ints
 from counterpoint.policies import Menu, Observation, Output
 from counterpoint.policies.tokenizer import Branches, Ids, Tokenizer, branches
+from counterpoint.save import whole_file
 from counterpoint.schema import Act, Item, Trace
 from counterpoint.spelling import CANONICAL, Refused, digest_of
 from counterpoint.streams import Draws
@@ -178,6 +182,29 @@ class Writer:
         self.params_digest = digest_of(b"\n".join(parts)).hex()
         self.version = f"{updates}-{self.params_digest[:8]}"
         self.target = f"{self.kind}:{self.params_digest}"
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write settings and trained numbers as .npz, whole or not at all.
+
+        Raises:
+            Refused: the file exists and `force` is not set, or it cannot be written.
+        """
+        settings = CANONICAL.encode({"version": self._updates, **self.settings})
+        held = {name: values.numpy() for name, values in self.state().items()}
+        with whole_file(path, force=force) as file:
+            np.savez(file, settings=np.frombuffer(settings, np.uint8), **held)  # type: ignore[arg-type]
+
+    def restore(self, path: str | Path) -> None:
+        """Act as what was saved, by its version too.
+
+        Raises:
+            Refused: no such file, nothing of this kind in it, or one that was built otherwise.
+        """
+        updates, settings, state = saved(path, self.kind)
+        if settings != self.settings:
+            raise Refused(f"{path} holds a {self.kind} that was built otherwise than this one")
+        self._put(state)
+        self._settle(updates)
 
     # -- acting ----------------------------------------------------------------------------------
 
@@ -334,6 +361,23 @@ class Writer:
             turn = self.tokenizer.turn(act.text or "")
             count += bool(ids) and ids not in (turn, turn[:-1])
         return count
+
+
+def saved(path: str | Path, kind: str) -> tuple[int, dict[str, Any], State]:
+    """What `save` wrote: number of updates, settings, trained numbers. Nothing in it is run.
+
+    Raises:
+        Refused: no such file, or nothing of the kind in it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {name: file[name] for name in file.files}
+        settings = msgspec.json.decode(held.pop("settings").tobytes(), type=dict[str, Any])
+        return int(settings.pop("version")), settings, {n: _tensor(v) for n, v in held.items()}
+    except (
+        OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, msgspec.MsgspecError,
+    ) as error:  # fmt: skip
+        raise Refused(f"{path} holds no {kind}: {error}") from None
 
 
 def _output(text: str, prompt: Ids, ids: Sequence[int], logprobs: Sequence[float]) -> Output:
