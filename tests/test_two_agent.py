@@ -142,6 +142,13 @@ def test_a_gain_that_the_control_shows_too_is_not_credits():
     assert said[0].endswith("but not than its control: not credit's gain.")
     assert said[1].endswith("so it does than its control: credit's gain.")
     assert "single agent is not told apart" in said[2]
+    worse = ended(
+        single_agent=low, naive_grpo=high, cad_upstream=low, cad_upstream_permuted=low,
+        cad_equal=low, cad_equal_permuted=high,
+    )  # fmt: skip
+    said = verdict(worse, "e", Spent(10, 0, 200))
+    assert said[0].endswith("but not than its control: not q's doing.")
+    assert said[1].endswith("its control ends higher than it does: q does harm.")
     same = ended(**dict.fromkeys(HEADLINE, low))
     assert "a null result" in verdict(same, "e", Spent(10, 0, 200))[0]
 

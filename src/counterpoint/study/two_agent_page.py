@@ -51,7 +51,8 @@ def verdict(runs: Runs, env: str, most: Spent) -> list[str]:
                ", but not than its control: not credit's gain"),
             0: "is not told apart from naive GRPO: a null result",
             -1: "ends lower than naive GRPO"
-            + ("; its control ends higher than it does: q does harm" if over < 0 else ""),
+            + ("; its control ends higher than it does: q does harm" if over < 0 else
+               ", but not than its control: not q's doing"),
         }  # fmt: skip
         said.append(f"{env}: {form} {words[gain]}.")
     words = {1: "ends higher than", 0: "is not told apart from", -1: "ends lower than"}
