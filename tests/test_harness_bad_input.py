@@ -196,7 +196,7 @@ def given(output):
         (Output("x", logprobs=[0.5]), "a logprob that is no finite number up to 0"),
         (Output("x", logprobs=[math.nan]), "a logprob that is no finite number up to 0"),
         (Output("x", logprobs=[-math.inf]), "a logprob that is no finite number up to 0"),
-        (Output("x", token_ids=[1, 2], logprobs=[-0.5]), "2 tokens 1 logprobs"),
+        (Output("x", token_ids=[1, 2], logprobs=[-0.5]), "2 tokens and 1 logprobs"),
         (Output("x", value=math.nan), "the value nan"),
         (Output("x", value="high"), "the value 'high'"),
     ],

@@ -73,5 +73,5 @@ def test_a_mask_of_another_length_is_refused():
     def broken(observation, legal, draws):
         return speaks(observation, legal, draws)._replace(mask=(True,))
 
-    with pytest.raises(Refused, match="5 tokens a mask of 1"):
+    with pytest.raises(Refused, match="5 tokens and 1 entries of a mask"):
         play(Doors(), broken, groups=1, rollouts=1)

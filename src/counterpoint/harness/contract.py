@@ -305,9 +305,9 @@ def turn_of(role: str, given: Any, most_bytes: int) -> Output:
     ids = _plain(role, "token_ids", output.token_ids, int)
     logprobs = _plain(role, "logprobs", output.logprobs, float)
     mask = _plain(role, "mask", output.mask, bool)
-    for what, given in (("logprobs", logprobs), ("mask", mask)):
+    for what, given in (("logprobs", logprobs), ("entries of a mask", mask)):
         if ids is not None and given is not None and len(ids) != len(given):
-            raise Refused(f"the policy of {role} gives {len(ids)} tokens a {what} of {len(given)}")
+            raise Refused(f"the policy of {role} gives {len(ids)} tokens and {len(given)} {what}")
     if any(not -math.inf < logprob <= 0 for logprob in logprobs or ()):
         raise Refused(f"the policy of {role} gives a logprob that is no finite number up to 0")
     if output.value is not None and not _is_number(output.value):
