@@ -21,8 +21,8 @@ from counterpoint.steps import Steps
 ENVS = ("research-v0", "research-review-v0", "ledger-v0")
 """What is played, by tables that choose evenly."""
 
-BATCHES = {False: 8, True: 3}
-GROUPS = {False: 12, True: 4}
+BATCHES = {False: 4, True: 2}
+GROUPS = {False: 8, True: 4}
 ROLLOUTS = 8
 
 _Measure: TypeAlias = Callable[[Steps, Account], Credit]
