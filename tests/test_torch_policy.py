@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterpoint import Steps, fork, replay, rollout, train
+from counterpoint import Steps, fork, replay, rollout, train, update
 from counterpoint.envs import make
+from counterpoint.ledger import Credit
 from counterpoint.policies import Observation, Output, Shown
 from counterpoint.policies.tokenizer import Words, branches, words_in
 from counterpoint.policies.torch_transformer import Transformer
@@ -187,6 +188,7 @@ MENUS = [
     MENU_OF_SCOUT,
     {"a": "the", "b": "the door", "c": "the door!", "d": "call open\nmessage leader: 0"},
     {"one": "open"},
+    {"a": "open a", "b": "open door", "c": "call open", "d": "call door! the", "e": "call door! a"},
     {"a": "never met", "b": "never meant", "c": "ende"},
 ]
 
@@ -539,6 +541,21 @@ def test_the_seed_decides_the_first_numbers_and_nobody_else_s_chance():
     one(told("x"), None, draws(0))
     assert one.params_digest == two.params_digest != other.params_digest
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_one_optimiser_steps_each_of_two_policies_once():
+    """The first step of Adam moves no number by more than lr; one that was taken twice would."""
+    scout, leader = writer(seed=1), writer(seed=2)
+    steps = Steps.from_traces(
+        rollout(Doors(), {"scout": scout, "leader": leader}, groups=1, rollouts=4)
+    )
+    before = [model.state() for model in (scout, leader)]
+    credit = Credit(np.arange(len(steps)) - 3.5, estimand="outcome")
+    both = torch.optim.Adam([*scout.parameters(), *leader.parameters()])
+    update({"scout": scout, "leader": leader}, steps, credit, lr=0.01, optimizer=both)
+    for model, was in zip((scout, leader), before, strict=True):
+        most = max(float((p - was[name]).abs().max()) for name, p in model.state().items())
+        assert 0.009 < most < 0.01 + 1e-9
 
 
 @pytest.mark.soak
