@@ -15,7 +15,17 @@ from typing import Any
 
 import numpy as np
 
-PARTS = ("reading", "recording", "graph", "credit", "coalitions", "regression", "harness", "fork", "team")
+PARTS = (
+    "reading",
+    "recording",
+    "graph",
+    "credit",
+    "coalitions",
+    "regression",
+    "harness",
+    "fork",
+    "team",
+)
 MISSED = (
     "read and check",
     "record an event",
