@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 SIZES: dict[bool, Size] = {
-    False: Size(10, 3, 1.0, tuple(ARMS)),
+    False: Size(10, 1, 0.5, tuple(ARMS)),
     True: Size(3, 0, 0.5, tuple(HEADLINE)),
 }
 """In full and quick."""

@@ -52,19 +52,19 @@ HEADLINE: dict[str, Arm] = {
 """The three arms that are asked about, CAD-GRPO in two forms, and the control of each form."""
 
 APPENDIX: dict[str, Arm] = {
-    "rloo": Arm("rloo"),
-    "dr_mas": Arm("dr_mas"),
-    "gigpo": Arm("gigpo"),
-    "cad_upstream_ungated": Arm("cad_grpo"),
-    "cad_shared_ungated": Arm("cad_grpo", {"advantage": "shared"}),
-    "cad_equal_ungated": Arm("cad_grpo", {"advantage": "equal"}),
-    "cad_drop_ungated": Arm("cad_grpo", {"advantage": "drop"}),
-    "sharp": Arm("sharp", seeds=3),
-    "c3": Arm("c3", {"alternatives": 2}, rollouts=1),
-    "blame": Arm("blame", {"n": 2}, rollouts=1),
-    "fusion": Arm("fusion", {"budget": 64}, groups=4),
+    "rloo": Arm("rloo", seeds=4),
+    "dr_mas": Arm("dr_mas", seeds=4),
+    "gigpo": Arm("gigpo", seeds=4),
+    "cad_upstream_ungated": Arm("cad_grpo", seeds=4),
+    "cad_shared_ungated": Arm("cad_grpo", {"advantage": "shared"}, seeds=4),
+    "cad_equal_ungated": Arm("cad_grpo", {"advantage": "equal"}, seeds=4),
+    "cad_drop_ungated": Arm("cad_grpo", {"advantage": "drop"}, seeds=4),
+    "sharp": Arm("sharp", seeds=4),
+    "c3": Arm("c3", {"alternatives": 2}, rollouts=1, seeds=4),
+    "blame": Arm("blame", {"n": 2}, rollouts=1, seeds=4),
+    "fusion": Arm("fusion", {"budget": 64}, groups=4, seeds=4),
 }
-"""Everything else. Methods that pay for branches play smaller batches, so that a batch and its
+"""Everything else, on fewer seeds. Methods that pay for branches play smaller batches, so that a batch and its
 branches cost about what a batch of the others does."""
 
 ARMS = HEADLINE | APPENDIX
