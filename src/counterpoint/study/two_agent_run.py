@@ -64,8 +64,8 @@ APPENDIX: dict[str, Arm] = {
     "blame": Arm("blame", {"n": 2}, rollouts=1, seeds=4),
     "fusion": Arm("fusion", {"budget": 64}, groups=4, seeds=4),
 }
-"""Everything else, on fewer seeds. Methods that pay for branches play smaller batches, so that a batch and its
-branches cost about what a batch of the others does."""
+"""Everything else, on fewer seeds. Methods that pay for branches play smaller batches, so that a
+batch and its branches cost about what a batch of the others does."""
 
 ARMS = HEADLINE | APPENDIX
 
