@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from counterpoint.spelling import Refused
-from counterpoint.study import cad, cad_page
+from counterpoint.study import cad, cad_page, study
 from counterpoint.study.cad import Cell, Found, cells, game_of, run_cell, run_cells
 from counterpoint.study.cad_gate import area, judged_gate
 from counterpoint.study.cad_regions import REGIONS, aim, region_of, use_this_when
@@ -82,6 +82,25 @@ def test_a_cell_gives_a_row_for_each_method_and_more_at_equal_calls():
     for row in equal:
         assert row["env_calls"] <= row["calls"]
     assert own["rloo"]["mse"] == pytest.approx(own["rloo"]["bias2"] + own["rloo"]["variance"])
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_takes_part_and_reads_the_proxies(tmp_path):
+    """A function that hands out β·q̃ by another road than cad_grpo's gets a row like any other."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "from counterpoint import Credit\n"
+        "def mine(steps):\n"
+        "    q = np.zeros((steps.n_rollouts, len(steps.names['agent'])))\n"
+        "    q[steps.quality.rollout, steps.quality.agent] = steps.quality.value\n"
+        "    value = q[steps.rollout, steps.agent]\n"
+        "    return Credit(value - steps.mean(value), estimand='outcome')\n"
+    )
+    found = run_cell(TINY, 2, f"{tmp_path / 'mine.py'}:mine")
+    (row,) = [row for row in found.rows if row["method"] == "own"]
+    assert np.isfinite(row["mse"])
+    with pytest.raises(Refused, match="takes no method of yours"):
+        study("reference", tmp_path, own="mine.py:mine")
 
 
 @pytest.mark.slow

@@ -61,6 +61,9 @@ def study_(
         Path | None, typer.Option("-o", help="The folder to write into; default: study-NAME.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer draws.")] = False,
+    own: Annotated[
+        str | None, typer.Option(help="file.py:function, a method of yours beside those of `cad`.")
+    ] = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -70,7 +73,7 @@ def study_(
     out = out or Path(f"study-{name}")
     if (out / "report.html").exists() and not force:
         raise Refused(f"{out / 'report.html'} exists; choose another folder, or say --force")
-    result = study(name, out, quick, render.progress)
+    result = study(name, out, quick, render.progress, own)
     with whole_file(out / "report.html", force=force) as file:
         file.write(result.html.encode())
     if json_:

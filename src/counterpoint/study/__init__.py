@@ -33,9 +33,23 @@ STUDIES: dict[str, Study] = {
 """Every study by name."""
 
 
-def study(name: str, out: Path, quick: bool = False, progress: Progress = silent) -> Page:
-    """Run a study by its name in `STUDIES`. Raises Refused if there is none."""
+def study(
+    name: str,
+    out: Path,
+    quick: bool = False,
+    progress: Progress = silent,
+    own: str | None = None,
+) -> Page:
+    """Run a study by its name in `STUDIES`; `own`, a method of yours, takes part in `cad`.
+
+    Raises:
+        Refused: there is no such study, or it takes no method of yours.
+    """
     if name not in STUDIES:
         raise Refused(f"there is no study {name!r}; the studies are {', '.join(STUDIES)}")
     folder(out)
-    return STUDIES[name](out, quick, progress)
+    if own is None:
+        return STUDIES[name](out, quick, progress)
+    if name != "cad":
+        raise Refused(f"the study {name} takes no method of yours; `cad` does")
+    return cad_page.cad(out, quick, progress, own)

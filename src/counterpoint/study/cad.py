@@ -39,6 +39,7 @@ from counterpoint.save import folder, whole_file
 from counterpoint.scoring import Measure, Metered, over_batches
 from counterpoint.spelling import CANONICAL, Refused
 from counterpoint.study.asked import Progress
+from counterpoint.targets import load_target
 
 BATCHES = {False: 6, True: 4}
 """Independent batches of each cell, in full and quick."""
@@ -181,6 +182,9 @@ MEASURES: dict[str, Measure] = {
 }
 """Name in the tables → the method with its options."""
 
+OWN = "own"
+"""Name in the tables of a method of the user's."""
+
 
 def _with_proxy(measure: Measure, cell: Cell) -> Measure:
     def judge(plays: Plays, replay: Metered) -> Credit:
@@ -201,12 +205,16 @@ class Found(NamedTuple):
     refused: dict[str, str]
 
 
-def run_cell(cell: Cell, batches: int) -> Found:
-    """All methods on one cell, each at its own cost, and some at equal calls."""
+def run_cell(cell: Cell, batches: int, own: str | None = None) -> Found:
+    """All methods on one cell, each at its own cost, and some at equal calls.
+
+    `own` is a method of the user's, `file.py:function`, which reads the proxies as cad_grpo does.
+    """
     game = game_of(cell)
+    more = {} if own is None else {OWN: partial(_observed, method=load_target(own))}
     measures = {
-        name: _with_proxy(measure, cell) if name.startswith("cad") else measure
-        for name, measure in MEASURES.items()
+        name: _with_proxy(measure, cell) if name.startswith("cad") or name == OWN else measure
+        for name, measure in (MEASURES | more).items()
     }
     able, refused = _able(game, measures, cell)
     rows = _rows(cell, game, able, batches, None)
@@ -308,7 +316,9 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     refused: dict[str, str]
 
 
-def run_cells(out: Path, quick: bool, progress: Progress) -> Iterator[Found]:
+def run_cells(
+    out: Path, quick: bool, progress: Progress, own: str | None = None
+) -> Iterator[Found]:
     """Every cell, those that are finished from their files, the others on all processors.
 
     Raises:
@@ -316,16 +326,23 @@ def run_cells(out: Path, quick: bool, progress: Progress) -> Iterator[Found]:
     """
     wanted = cells(quick)
     settings = {"study": "cad", "quick": quick, "batches": BATCHES[quick], "version": VERSION}
-    settle(out / "settings.json", settings)
+    settle(out / "settings.json", settings | ({} if own is None else {OWN: own}))
     held = folder(out / "cells")
     missing = [cell for cell in wanted if not _file(held, cell).exists()]
-    jobs = [(str(held), cell, BATCHES[quick]) for cell in missing]
+    jobs = [_Job(str(held), cell, BATCHES[quick], own) for cell in missing]
     for _ in progress(_parallel(jobs), "cells"):
         pass
     return (_read(_file(held, cell)) for cell in wanted)
 
 
-def _parallel(jobs: list[tuple[str, Cell, int]]) -> Iterator[None]:
+class _Job(NamedTuple):
+    held: str
+    cell: Cell
+    batches: int
+    own: str | None
+
+
+def _parallel(jobs: list[_Job]) -> Iterator[None]:
     workers = min(len(os.sched_getaffinity(0)), len(jobs))
     if workers < 2:
         yield from map(_finish, jobs)
@@ -334,11 +351,10 @@ def _parallel(jobs: list[tuple[str, Cell, int]]) -> Iterator[None]:
         yield from pool.map(_finish, jobs)
 
 
-def _finish(job: tuple[str, Cell, int]) -> None:
+def _finish(job: _Job) -> None:
     """Run a cell and write its file, whole or not at all."""
-    held, cell, batches = job
-    found = run_cell(cell, batches)
-    with whole_file(_file(Path(held), cell), force=True) as file:
+    found = run_cell(job.cell, job.batches, job.own)
+    with whole_file(_file(Path(job.held), job.cell), force=True) as file:
         file.write(CANONICAL.encode(_Stored(*found)))
 
 

@@ -17,6 +17,7 @@ from counterpoint.study.cad import (
     BATCHES,
     MATCHED,
     MEASURES,
+    OWN,
     SEEDS,
     Found,
     cells,
@@ -30,16 +31,19 @@ LINES = ("rloo", "cad_equal", "cosac", "c3_4", "coma", "fusion")
 """Methods that the decay curves show."""
 
 
-def cad(out: Path, quick: bool = False, progress: Progress = silent) -> Page:
+def cad(
+    out: Path, quick: bool = False, progress: Progress = silent, own: str | None = None
+) -> Page:
     """CAD-GRPO, COSAC, C3, fusion and the rest against exact credit: cost, bias and variance.
 
     Writes cells.parquet and gate.json into `out`, beside a file for each finished cell, from which
-    a study that was stopped goes on.
+    a study that was stopped goes on. A method of yours, `own` as `file.py:function`, takes part
+    under that name and gets the proxies that cad_grpo gets.
 
     Raises:
         Refused: `out` holds a study with other settings; no PyArrow.
     """
-    found = list(run_cells(out, quick, progress))
+    found = list(run_cells(out, quick, progress, own))
     rows = [row for each in found for row in each.rows]
     write_table(out / "cells.parquet", rows)
     gate = judged_gate(found)
@@ -66,7 +70,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per method, at its own cost: medians over the cells, errors in units of RLOO's."""
     base = {_cell(row): row for row in rows if row["method"] == "rloo" and row["calls"] is None}
     out = []
-    for name in MEASURES:
+    for name in (*MEASURES, OWN):
         own = [row for row in rows if row["method"] == name and row["calls"] is None]
         if own:
             ratio = [_ratio(row["mse"], base[_cell(row)]["mse"]) for row in own]
