@@ -12,11 +12,11 @@ export OPENBLAS_NUM_THREADS = 1
 	touch $@
 
 .venv/.developer: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,plot,train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,plot,train,llm,dev]'
 	touch $@
 
 .venv/.bench: .venv/.developer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,plot,train,dev,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[data,plot,train,llm,dev,bench]'
 	touch $@
 
 demo: .venv/.installed  ## real runs and exact games, credited by four methods; writes demo/
