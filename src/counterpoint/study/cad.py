@@ -41,7 +41,7 @@ from counterpoint.spelling import CANONICAL, Refused
 from counterpoint.study.asked import Progress
 from counterpoint.targets import load_target
 
-BATCHES = {False: 6, True: 4}
+BATCHES = {False: 6, True: 3}
 """Independent batches of each cell, in full and quick."""
 
 SEEDS = {False: 1, True: 3}
