@@ -14,6 +14,8 @@ import pytest
 from counterpoint.credit import METHODS, estimate, method
 from counterpoint.steps import Steps
 
+pytestmark = pytest.mark.slow
+
 
 def batch(n: int) -> Steps:
     """`n` turns: groups of eight rollouts of ten turns, three agents, forty states, segments."""

@@ -23,6 +23,8 @@ from counterpoint.recorder import Recorder, TraceRecorder
 from counterpoint.schema import Event, Finding, Trace
 from counterpoint.store import read_file
 
+pytestmark = pytest.mark.slow
+
 
 def recovered(path: Path) -> tuple[list[Trace], list[Finding]]:
     """What a reader finds: traces without a gap, sealed ones whole, and what is unreadable."""

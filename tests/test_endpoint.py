@@ -14,6 +14,8 @@ from counterpoint.spelling import Refused
 from counterpoint.validate import validate
 from stages import room, team
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("openai")
 
 

@@ -24,6 +24,8 @@ from counterpoint.redrive import Branching, credits_of
 from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 
+pytestmark = pytest.mark.slow
+
 
 def played(name="T2", contexts=4, rollouts=8, seed=1, **dials):
     game = deal(name, contexts=contexts, seed=seed, **dials)

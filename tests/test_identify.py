@@ -31,6 +31,8 @@ from counterpoint.spelling import Refused
 from counterpoint.steps import Steps
 from counterpoint.units import Part, packed
 
+pytestmark = pytest.mark.slow
+
 TAU = Path(__file__).parent / "data" / "tau_bench"
 
 SPAWNS = [[0, 1], [0, 0], [0, 0]]

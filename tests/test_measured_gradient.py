@@ -13,6 +13,8 @@ from counterpoint.credit import METHODS, blame, c3, coma, estimate, loo, rloo, s
 from counterpoint.games import deal, every, expected_gradient, gradient, policy_gradient, truth
 from counterpoint.games.replaying import Rerun
 
+pytestmark = pytest.mark.slow
+
 REACTS = {f"T17 {seed}": deal("T17", agents=3, dep=1.0, seed=seed) for seed in (0, 1, 2)}
 """Pairwise interactions, and agents who read what was done before them."""
 

@@ -41,6 +41,8 @@ from counterpoint.study.stopping import (
 )
 from counterpoint.vocabulary import DECISIONS
 
+pytestmark = pytest.mark.slow
+
 
 def team():
     return {"coordinator": Softmax(), "researcher": READER}

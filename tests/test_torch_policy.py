@@ -28,6 +28,8 @@ from counterpoint.tokens import tokens_of
 from little_envs import Doors, Fog
 from stages import room, team
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("scout", "leader", "message", " leader", ":", " 0", " 1", " 2", "the", " prize", "call",
          " open", " {", '"', "door", "}", "open", " a", " door", "!")  # fmt: skip
 HEAR, SAY, MENU, EITHER, END = 1, 3, 4, 5, 6

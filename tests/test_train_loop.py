@@ -19,6 +19,8 @@ from counterpoint.streams import Draws
 from counterpoint.training import by_turn, cast_for, credited, frozen, read_curve
 from little_envs import Doors
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"groups": 3, "rollouts": 4, "lr": 0.7, "seed": 5}
 
 

@@ -43,6 +43,8 @@ from counterpoint.study.two_agent_stats import (
 )
 from counterpoint.study.two_agent_watch import distinct, failing_together, listed, success
 
+pytestmark = pytest.mark.slow
+
 LINE = [
     {"env_calls": 0, "tokens": 0, "success": 0.1},
     {"env_calls": 4, "tokens": 90, "success": 0.5},
