@@ -222,7 +222,7 @@ def regression_of(name: str, credit: Credit) -> Section:
     text = (
         "β is how much the team's outcome rises with one unit of an agent's own quality, among "
         "runs of one task; the bar is its 95 % interval. A bar across zero says that this quality "
-        f"explains nothing here. {_gate_said(said.get('gate'))}"
+        f"may explain nothing here. {_gate_said(said.get('gate'))}"
     )
     return Section(f"{name}: what each quality is worth", text, rows, _bars(rows), "β by agent.")
 
